@@ -81,8 +81,7 @@ class Mumbling(Technique):
 def test_a_wrong_generation_is_seen():
     _, wrong = measured("ours", "generate", [Mumbling("planted", "", "", [], "", replacements="planted")])
     assert wrong.cost.difference > 0.05
-    assert run.failures([wrong], [NAMED["ours"]])
-    assert measured("stock", "generate")[1].cost.difference == 0.0
+    assert run.failures([wrong])
 
 
 @pytest.mark.parametrize(

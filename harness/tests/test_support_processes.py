@@ -80,17 +80,3 @@ def test_what_cannot_be_sent_is_said():
         with pytest.raises(Exception, match=r"[Cc]an't (get local|pickle)"):
             processes.call(Nested.double, lambda: None)
         assert processes.call(Nested.double, 1) == [2]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"count": 0}, "count: given 0; it must be at least 1"),
-        ({"timeout": 0.0}, "timeout: given 0.0; it must be above 0 seconds"),
-        ({"device_type": "tpu"}, "device_type: given 'tpu'; allowed are 'cpu', 'cuda'"),
-        ({"device_type": "cuda", "count": 99}, "count: given 99; there are [0-9]+ GPUs here"),
-    ],
-)
-def test_bad_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        Processes(**arguments)

@@ -14,6 +14,7 @@ from kernel_pytorch.harness.checks import check_compiled_equals_eager, check_det
 from kernel_pytorch.harness.exemptions import GRADIENTS, NO_GRADIENT
 from kernel_pytorch.harness.overheads import FIGURES, Call
 from kernel_pytorch.harness.support import CAPABILITIES, Shared, Subject, examine
+from kernel_pytorch.harness.support import subject as subject_module
 from kernel_pytorch.harness.technique import Direction, Exemption, grid, point
 from kernel_pytorch.harness.timing import JobRun, run_job
 from kernel_pytorch.harness.trials import RANDOM, Trial
@@ -244,3 +245,28 @@ def test_what_a_level_lacks_names_a_level_and_no_core_case(toy):
     every = point("for all", core=True, rows=4, columns=16, doubled=True)
     with pytest.raises(ValueError, match=r"core case 'for all' has case\.doubled, from which a level is exempt"):
         featured(toy, test_grid=grid(every, dtypes=(torch.float32,)))
+
+
+def test_on_a_gpu_determinism_is_asked_with_the_rows_of_the_case(inference, monkeypatch):
+    """More rows are for the atomic additions of a backward, and an operation for inference may refuse them."""
+    seen = []
+
+    def few_rows(x, weight, factor):
+        seen.append(len(x))
+        if len(x) > 16:
+            raise ValueError("x: at most 16 rows")
+        return torch.mul(x, weight).sigmoid().mul(factor)
+
+    monkeypatch.setattr(inference, "native", few_rows)
+    make = subject_module.make_arguments
+    monkeypatch.setattr(subject_module, "make_arguments", lambda o, trial, device, seed: make(o, trial, CPU, seed))
+    asked = Subject(
+        Shared(inference.technique, torch.device("cuda")), inference.gate, inference.gate.implementations[1]
+    )
+    row = next(c for c in CAPABILITIES if c.name == "determinism")
+    assert examine(asked, row).answer == "yes"
+    assert set(seen) == {4}
+    with_gradients = dataclasses.replace(asked, operation=dataclasses.replace(inference.gate, exemptions=[]))
+    seen.clear()
+    examine(with_gradients, row)
+    assert seen == [4 * 64]

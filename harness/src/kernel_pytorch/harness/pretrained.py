@@ -33,8 +33,6 @@ def real_text(paragraphs: int = 256) -> list[str]:
     Raises:
         ValueError: `paragraphs` is more than there are.
     """
-    if paragraphs < 1:
-        raise ValueError(f"real_text: paragraphs is {paragraphs}; allowed is 1 and more")
     found = list(itertools.islice(_prose(), paragraphs))
     if len(found) < paragraphs:
         raise ValueError(f"real_text: paragraphs is {paragraphs}; there are {len(found)}")
@@ -45,20 +43,14 @@ def _prose() -> Iterator[str]:
     library = Path(sysconfig.get_path("stdlib"))
     seen = set()
     for file in [*sorted(library.glob("*.py")), *sorted(library.glob("*/*.py"))]:
-        for docstring in _docstrings(file):
-            for paragraph in re.split(r"\n\s*\n", docstring):
+        for node in ast.walk(ast.parse(file.read_bytes())):  # parsed, never imported
+            docstring = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
+            for paragraph in re.split(r"\n\s*\n", docstring or ""):
                 text = " ".join(paragraph.split())
                 # A capital first and a full stop last tell prose from signatures, examples and tables.
                 if len(text) >= 120 and text[0].isupper() and text.endswith(".") and text not in seen:
                     seen.add(text)
                     yield text
-
-
-def _docstrings(file: Path) -> list[str]:
-    """Docstrings of a module, its classes and its functions; parsed, never imported."""
-    nodes = ast.walk(ast.parse(file.read_bytes()))
-    found = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTED))
-    return [docstring for docstring in found if docstring]
 
 
 def real_model() -> tuple[Any, Any]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from rich.status import Status
 
 from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.commands.common import (
     DeviceOption,
     JobsOption,
+    Steps,
     TechniqueArgument,
     check_writable,
-    messages,
     output,
     select,
     tell,
@@ -28,11 +26,8 @@ from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.support import Processes, SupportRecord, examine_technique, load, problems
 from kernel_pytorch.harness.support.examination import without_a_device_each, without_compiler
-from kernel_pytorch.harness.support.record import FOLDER
-from kernel_pytorch.harness.support.table import tabulate
+from kernel_pytorch.harness.support.record import FOLDER, tabulate
 from kernel_pytorch.harness.technique import Technique
-
-TIMEOUT = 300.0
 
 
 def support_command(
@@ -53,7 +48,7 @@ def support_command(
     ] = Path("results"),
     timeout: Annotated[
         float, typer.Option("--timeout", min=1.0, help="Seconds after which a check counts as hanging.")
-    ] = TIMEOUT,
+    ] = 300.0,
     jobs: JobsOption = 1,
 ) -> None:
     """Test which PyTorch features each level supports: fullgraph, export, checkpointing, sharding, determinism.
@@ -75,46 +70,21 @@ def support_command(
     check_writable(json)
     if changed and json is None:
         raise typer.BadParameter("needs --json DIR, whose record says what was asked before", param_hint="--changed")
-    recorded = json.glob(f"{FOLDER}/*.json") if changed and json is not None else ()
-    known = {file.stem: load(file) for file in recorded}
-    records = _examine(techniques, where, known, timeout, jobs)
+    known = {file.stem: load(file) for file in json.glob(f"{FOLDER}/*.json")} if changed and json is not None else {}
+    with ExitStack() as stack:
+        steps = stack.enter_context(Steps("support"))
+        workers = stack.enter_context(Workers(jobs, timeout))
+        processes = None
+        if without_a_device_each(where) is None:
+            processes = stack.enter_context(Processes(timeout=timeout, device_type=where.type))
+        examine = partial(examine_technique, workers=workers, processes=processes, on_question=steps)
+        records = [examine(t, where, known=known.get(t.name)) for t in techniques]
     for selected, record in zip(techniques, records, strict=True):
         _show(selected, record)
         if json is not None:
             tell(f"written: {record.save_in(json)}")
     if any(record.wrong() for record in records) or broken:
         raise typer.Exit(1)
-
-
-def _examine(
-    techniques: list[Technique], device: torch.device, known: dict[str, SupportRecord], timeout: float, count: int
-) -> list[SupportRecord]:
-    with ExitStack() as stack:
-        on_question = _telling(stack.enter_context(messages.status("asking")))
-        workers = stack.enter_context(Workers(count, timeout))
-        processes = None
-        if without_a_device_each(device) is None:
-            processes = stack.enter_context(Processes(timeout=timeout, device_type=device.type))
-        return [
-            examine_technique(
-                t, device, workers=workers, processes=processes, known=known.get(t.name), on_question=on_question
-            )
-            for t in techniques
-        ]
-
-
-def _telling(status: Status) -> Callable[[str], None]:
-    """Show progress: in the status line of a terminal, elsewhere one line per level of an operation."""
-    if messages.is_terminal:
-        return status.update
-    told: dict[str, str] = {}
-
-    def on_question(label: str) -> None:
-        level = label.partition(":")[0]
-        if told.setdefault(level, label) is label:  # of several threads one is the first
-            tell(f"asking {level}", to=messages)
-
-    return on_question
 
 
 def _show(technique: Technique, record: SupportRecord) -> None:

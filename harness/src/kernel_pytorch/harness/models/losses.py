@@ -17,7 +17,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from kernel_pytorch.harness.models.record import Curves
-from kernel_pytorch.harness.models.variants import STOCK, VARIANTS, Variant
+from kernel_pytorch.harness.models.variants import OURS, STOCK, Variant
 from kernel_pytorch.harness.models.works import find_work, prepare, step_of
 from kernel_pytorch.harness.models.zoo import Model
 from kernel_pytorch.harness.technique import Technique
@@ -26,16 +26,14 @@ STEPS = 20
 IN_FLOAT32 = 1e-4
 CHANCE = 2.0
 """Each distance from float32 is one draw of rounding errors, so ours may be larger than stock's by this factor."""
-OURS = next(each for each in VARIANTS if each.name == "ours")
 
 
-def curves(dtype: str, stock: tuple[float, ...], ours: tuple[float, ...], exact: tuple[float, ...] = ()) -> Curves:
+def curves(dtype: str, stock: Sequence[float], ours: Sequence[float], exact: Sequence[float] = ()) -> Curves:
     """The losses with their distances, and the largest that is allowed."""
     errors = (distance(ours, exact), distance(stock, exact)) if exact else None
-    allowed = CHANCE * errors[1] if errors else IN_FLOAT32
     return Curves(
-        dtype=dtype, stock=stock, ours=ours, exact=exact, errors=errors, difference=distance(ours, stock),
-        allowed=allowed,
+        dtype=dtype, stock=tuple(stock), ours=tuple(ours), exact=tuple(exact), errors=errors,
+        difference=distance(ours, stock), allowed=CHANCE * errors[1] if errors else IN_FLOAT32,
     )  # fmt: skip
 
 
@@ -51,24 +49,19 @@ def compare_losses(
     spec: Model,
     techniques: Sequence[Technique],
     device: torch.device,
-    *,
     on_step: Callable[[str], None] = lambda what: None,
 ) -> Curves:
-    """Train a model for `STEPS` steps, as it comes and patched; in 16 bits also stock in float32.
-
-    Args:
-        spec: the model.
-        techniques: those that are patched in.
-        device: where; float32 on a CPU, bfloat16 on a GPU.
-        on_step: called with what is done next.
-    """
+    """Train a model for `STEPS` steps, as it comes and patched; in 16 bits, as on a GPU, also stock in float32."""
     torch.manual_seed(0)
-    base = without_dropout(spec.build())
+    base = spec.build()
+    for module in base.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # which elements are dropped depends on the kernel
+    work, dtype = find_work("training"), torch.float32
 
-    def trained(variant: Variant, *, exact: bool = False) -> tuple[str, tuple[float, ...]]:
-        """The dtype of the weights, and the losses."""
+    def trained(variant: Variant, *, exact: bool = False) -> list[float]:
+        nonlocal dtype
         on_step(f"{spec.name}: {STEPS} steps, {variant.name}{', in float32' if exact else ''}")
-        work = find_work("training")
         model = prepare(work, copy.deepcopy(base), device)
         call, _ = variant.prepare(spec, work, model, techniques)
         step = step_of(work, spec, model, in_float32(model) if exact else call, device)
@@ -76,31 +69,23 @@ def compare_losses(
         dtype = next(model.parameters()).dtype
         del model, call, step
         gc.collect()  # a patched model refers to itself, and the next run needs the memory
-        return str(dtype).removeprefix("torch."), tuple(float(loss) for loss in losses)
+        return [float(loss) for loss in losses]
 
-    (dtype, stock), (_, ours) = trained(STOCK), trained(OURS)
-    return curves(dtype, stock, ours, () if dtype == "float32" else trained(STOCK, exact=True)[1])
+    stock, ours = trained(STOCK), trained(OURS)
+    exact = [] if dtype == torch.float32 else trained(STOCK, exact=True)
+    return curves(str(dtype).removeprefix("torch."), stock, ours, exact)
 
 
 def in_float32(model: torch.nn.Module) -> Callable[..., Any]:
     """A call of a model that computes in float32, and rounds only the gradients of its weights."""
 
     def call(**inputs: Any) -> Any:
-        tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-        wide = {name: t.float() if t.is_floating_point() else t for name, t in tensors}
-        return torch.func.functional_call(model, wide, (), widened(inputs))
+        tensors = dict(itertools.chain(model.named_parameters(), model.named_buffers()))
+        return torch.func.functional_call(model, widened(tensors), (), widened(inputs))
 
     return call
 
 
-def widened(inputs: Any) -> Any:
-    """The same tensors in float32, if they are floating-point ones."""
-    return tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, inputs)
-
-
-def without_dropout(model: torch.nn.Module) -> torch.nn.Module:
-    """The same model without dropout: which elements are dropped depends on the kernel."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-    return model
+def widened(tensors: Any) -> Any:
+    """The same in float32 where they are floating-point tensors."""
+    return tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, tensors)

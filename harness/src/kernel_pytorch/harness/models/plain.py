@@ -14,13 +14,7 @@ from torch import Tensor
 
 
 class PlainDecoder:
-    """Decodes with a Llama of transformers, whose prompt goes through its own forward.
-
-    Args:
-        model: a LlamaForCausalLM without biases.
-        batch_size: sequences.
-        max_length: words of a sequence at most.
-    """
+    """Decodes with a LlamaForCausalLM without biases, whose prompt goes through its own forward."""
 
     def __init__(self, model: Any, batch_size: int, max_length: int) -> None:
         self.model, config, head = model, model.config, model.lm_head.weight
@@ -57,7 +51,7 @@ class PlainDecoder:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Run a step; `logits` and `tokens` are of the next word."""
+        """Run a step; `logits` and `tokens` are of the next token."""
         self.logits: Tensor = self._compiled(self.tokens, self.position)
         self.tokens.copy_(self.logits.argmax(-1))
         self.position.add_(1)

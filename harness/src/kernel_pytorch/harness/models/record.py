@@ -16,97 +16,53 @@ FILE = "models.json"
 
 
 class Kernel(Part):
-    """The launches of one kernel in a step.
-
-    Attributes:
-        name: of the kernel.
-        seconds: of all its launches.
-        count: of launches.
-    """
+    """The launches of one kernel in a step."""
 
     name: str
-    seconds: Amount
-    count: Count
+    seconds: Amount  # of all launches
+    count: Count  # of launches
 
 
 class Cost(Part):
-    """The cost of a step of a variant.
+    """The cost of a step of a variant; times in seconds."""
 
-    Attributes:
-        wall: seconds, median of the rounds.
-        wall_low: lower end of its 99 % interval.
-        wall_high: upper end.
-        host: seconds until the step returned, without waiting for the device.
-        device: seconds of all kernels; None on a CPU.
-        launches: kernels, copies and fills; 0 on a CPU.
-        peak_bytes: memory above what the step finds; None on a CPU.
-        first_call: seconds of the first step, which compiles.
-        kernels: those that take longest.
-        losses: of the first steps of training after the first.
-        difference: largest difference of the first result, loss or logits, from the baseline's, over its largest.
-        gradients: the same of the norms of the gradients of all parameters; None where nothing is trained, and where a
-            run did not compare them yet.
-        replaced: parts of the model that were patched.
-        limit: seconds in which the device reads what a decoded word needs, at the rate of the same run; None for other
-            works, and on a CPU.
-    """
-
-    wall: Amount
-    wall_low: Amount
-    wall_high: Amount
-    host: Amount
-    device: Amount | None
-    launches: Count
-    peak_bytes: Count | None
-    first_call: Amount
-    kernels: tuple[Kernel, ...]
-    losses: tuple[float, ...]
-    difference: Amount
-    gradients: Amount | None = None
-    replaced: Count
-    limit: Amount | None = None
+    wall: Amount  # median of the rounds
+    wall_low: Amount  # lower end of its 99 % interval
+    wall_high: Amount  # upper end
+    host: Amount  # until the step returned, without waiting for the device
+    device: Amount | None  # of all kernels; None on a CPU
+    launches: Count  # kernels, copies and fills; 0 on a CPU
+    peak_bytes: Count | None  # memory above what the step finds; None on a CPU
+    first_call: Amount  # the first step, which compiles
+    kernels: tuple[Kernel, ...]  # those that take longest
+    losses: tuple[float, ...]  # of the first steps of training after the first
+    difference: Amount  # of the first result, loss or logits, from the baseline's: the largest, over its largest
+    gradients: Amount | None = None  # the same of the norms of all gradients; None where nothing was compared
+    replaced: Count  # parts of the model that were patched
+    limit: Amount | None = None  # in which the device reads what a decoded token needs, at the rate of the same run
 
 
 class Row(Part):
-    """A variant of a model at one work.
-
-    Attributes:
-        model: its name.
-        work: name of the work.
-        variant: name of the variant.
-        cost: what it costs; None where it did not run.
-        ratio: time of stock over that of the variant, of the same rounds, without unit; None where it did not run.
-        reason: why it did not run; None where it did.
-        failed: whether it raised an error, and was not left out.
-    """
+    """A variant of a model at one work."""
 
     model: Name
     work: Name
     variant: Name
-    cost: Cost | None = None
-    ratio: Interval | None = None
-    reason: str | None = None
-    failed: bool = False
+    cost: Cost | None = None  # None where it did not run
+    ratio: Interval | None = None  # time of stock over that of the variant, of the same rounds
+    reason: str | None = None  # why it did not run
+    failed: bool = False  # whether it raised an error, and was not left out
 
 
 class Origin(Part):
-    """When, where and of what something was measured.
+    """When, where and of what something was measured."""
 
-    Attributes:
-        date: of its end, ISO.
-        environment: where.
-        tiny: whether it was the model for a CPU.
-        transformers: version.
-        packages: the techniques that were patched in.
-        identities: by technique that was patched in the `fingerprint` of its code; empty in files that are older.
-    """
-
-    date: str
+    date: str  # of its end, ISO
     environment: Environment
-    tiny: bool
-    transformers: str
-    packages: tuple[Name, ...]
-    identities: dict[Name, str] = Field(default_factory=dict)
+    tiny: bool  # whether it was the model for tests
+    transformers: str  # version
+    packages: tuple[Name, ...]  # the techniques that were patched in
+    identities: dict[Name, str] = Field(default_factory=dict)  # the `fingerprint` of each; empty in older files
 
     @field_validator("packages", mode="before")
     @classmethod
@@ -120,11 +76,7 @@ class Origin(Part):
 
 
 class Run(Origin):
-    """One model at one work.
-
-    Attributes:
-        rows: what was measured.
-    """
+    """One model at one work."""
 
     rows: tuple[Row, ...]
 
@@ -135,32 +87,22 @@ class Run(Origin):
 
 
 class Curves(Part):
-    """The losses of the first steps of training, without dropout, from the same weights on the same batch.
+    """The losses of the first steps of training, without dropout, from the same weights on the same batch."""
 
-    Attributes:
-        dtype: of the weights.
-        stock: losses of the model as it comes.
-        ours: with the techniques patched in.
-        exact: of stock that computes in float32; none in float32, or in older records.
-        difference: the largest of a step between ours and stock, over the loss.
-        errors: the same difference of ours and of stock from `exact`.
-        allowed: the largest that `held` may be.
-        seeds: in older records, losses of stock with other rounding errors, which limited `difference` there.
-    """
+    former = frozenset({"seeds"})
 
-    dtype: str
-    stock: tuple[float, ...]
-    ours: tuple[float, ...]
-    exact: tuple[float, ...] = ()
-    difference: float
-    errors: tuple[float, float] | None = None
-    allowed: float
-    seeds: tuple[tuple[float, ...], ...] = ()
+    dtype: str  # of the weights
+    stock: tuple[float, ...]  # of the model as it comes
+    ours: tuple[float, ...]  # with the techniques patched in
+    exact: tuple[float, ...] = ()  # of stock that computes in float32; none in float32, or in older records
+    difference: float  # the largest of a step between ours and stock, over the loss
+    errors: tuple[float, float] | None = None  # the same of ours and of stock from `exact`
+    allowed: float  # the largest that `held` may be
 
     @property
     def held(self) -> float:
-        """The distance that is limited: that of ours from float32, or from stock where everything is in float32."""
-        return self.difference if self.errors is None or self.seeds else self.errors[0]
+        """The distance that is limited: that of ours from float32, or from stock where that was not computed."""
+        return self.difference if self.errors is None else self.errors[0]
 
 
 class LossRun(Origin, Curves):
@@ -168,25 +110,21 @@ class LossRun(Origin, Curves):
 
 
 class Record(File):
-    """All models of a device, each work with the run that measured it.
-
-    Attributes:
-        runs: by `run_name`.
-        losses: by the name of the model.
-    """
+    """All models of a device, each work with the run that measured it."""
 
     kind = "a record of models"
 
-    runs: dict[Name, Run]
-    losses: dict[Name, LossRun] = Field(default_factory=dict)
+    runs: dict[Name, Run]  # by `run_name`
+    losses: dict[Name, LossRun] = Field(default_factory=dict)  # by the name of the model
 
     def done(self, now: Origin, variants: Iterable[str]) -> set[str]:
-        """Names of the runs that match `now` and hold all these variants, none of which failed."""
-        return {
-            name
+        """Names of what matches `now`: of losses, and of runs that hold all these variants, none of which failed."""
+        whole = {
+            name: run
             for name, run in self.runs.items()
-            if run.matches(now) and {*variants} <= {row.variant for row in run.rows if not row.failed}
+            if {*variants} <= {row.variant for row in run.rows if not row.failed}
         }
+        return {name for name, each in (*self.losses.items(), *whole.items()) if each.matches(now)}
 
 
 load = Record.load

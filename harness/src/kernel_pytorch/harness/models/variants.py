@@ -24,62 +24,53 @@ CAUSAL = "kernel_pytorch_causal"
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run a model.
+    """A way to run a model."""
 
-    Attributes:
-        name: as in `--variant`.
-        title: for tables.
-        compiled: how it is compiled: a mode of torch.compile, or None: not at all.
-        causal: whether attention keeps its causal flag, where transformers makes a mask of it under torch.compile.
-        ours: whether the techniques that are installed are patched in, by the lines that docs/models.md shows and no
-            others.
-        gpu_bound: whether parts are replaced too that only pay where the GPU is the limit.
-        liger: whether Liger-Kernel is.
-        graph: whether the step is captured as a CUDA graph.
-        decoder: what decodes instead of the model: "plain", see `PlainDecoder`, or "ours", of the technique that has
-            one.
-    """
+    name: str  # as in `--variant`
+    title: str  # for tables
+    compiled: str | None = None  # how it is compiled: a mode of torch.compile, or None: not at all
+    causal: bool = False  # whether attention keeps its causal flag, see `register_causal`
+    ours: bool = False  # whether techniques are patched in, by the lines that docs/models.md shows and no others
+    gpu_bound: bool = False  # whether parts are replaced too that only pay where the GPU is the limit
+    liger: bool = False  # whether Liger-Kernel is patched in
+    graph: bool = False  # whether the step is captured as a CUDA graph
+    decoder: str | None = None  # what decodes instead of the model: "plain", see `PlainDecoder`, or "ours"
 
-    name: str
-    title: str
-    compiled: str | None = None
-    causal: bool = False
-    ours: bool = False
-    gpu_bound: bool = False
-    liger: bool = False
-    graph: bool = False
-    decoder: str | None = None
-
-    def why_not(self, spec: Model, work: Work, device: torch.device) -> str | None:
+    def why_not(
+        self, spec: Model, work: Work, device: torch.device, techniques: Sequence[Technique] = ()
+    ) -> str | None:
         """Why a model cannot be run so for this work, or None if it can."""
         graphs = self.graph or self.compiled == "reduce-overhead"
+        on_gpu = device.type == "cuda"
+        decodes = bool(work.cached or work.new)
         decoded = ("llama",) if self.decoder == "plain" else DECODED
         reasons = {
             "liger-kernel is not installed": self.liger and importlib.util.find_spec("liger_kernel") is None,
             "Liger-Kernel does not cover this model": self.liger and spec.family not in DECODED,
-            "Liger-Kernel needs a GPU": self.liger and device.type != "cuda",
+            "Liger-Kernel needs a GPU": self.liger and not on_gpu,
             "attention needs more than a causal flag": self.causal and (work.cached or spec.attention is not None),
             "nothing more is replaced: its norms are not those of PyTorch": self.gpu_bound
             and spec.family not in ("gpt2", "bert", "vit"),
             "a decoder of its own, for works that decode": self.decoder and not work.cached,
             "the decoder does not cover this model": self.decoder and spec.family not in decoded,
-            "takes minutes, and is for works that decode": self.compiled == "max-autotune"
-            and not (work.cached or work.new),
+            "takes minutes, and is for works that decode": self.compiled == "max-autotune" and not decodes,
             "generation is compiled by transformers, or captured by our patch": work.new
             and (self.graph or self.causal or (self.ours and self.compiled)),
-            "transformers compiles generation on a GPU alone": work.new and self.compiled and device.type != "cuda",
-            "CUDA graphs of inference alone": graphs and (work.training or device.type != "cuda"),
+            "transformers compiles generation on a GPU alone": work.new and self.compiled and not on_gpu,
+            "CUDA graphs of inference alone": graphs and (work.training or not on_gpu),
             "nothing to gain: the GPU is busy": self.graph and work.name == "prefill",
+            "no technique is installed": self.ours and not techniques,
+            "no technique that is installed, or named with --only, has a decoder": self.decoder == "ours"
+            and not any(each.decoder for each in techniques),
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
     def prepare(self, spec: Model, work: Work, model: Any, techniques: Sequence[Technique]) -> tuple[Any, list[str]]:
         """The callable that replaces the model, and the parts of the model that were patched."""
-        replaced: list[str] = []
         if self.decoder == "plain":
-            return PlainDecoder, replaced
+            return PlainDecoder, []
         if self.decoder is not None:
-            return next(imported(technique.decoder) for technique in techniques if technique.decoder), replaced
+            return next(imported(technique.decoder) for technique in techniques if technique.decoder), []
         if self.causal:
             register_causal()
             model.config._attn_implementation = CAUSAL
@@ -87,17 +78,15 @@ class Variant:
             from liger_kernel.transformers import _apply_liger_kernel_to_instance
 
             _apply_liger_kernel_to_instance(model=model)
-        if self.ours:
-            for technique in techniques:
-                report = technique.patch(model, gpu_bound=self.gpu_bound)
-                replaced += [f"{path}: {by}" for path, by in report.replaced.items()]
+        patched = techniques if self.ours else ()
+        replaced = [path for each in patched for path in each.patch(model, gpu_bound=self.gpu_bound).replaced]
         if self.compiled is None or work.new:
             return model, replaced
-        mode = None if self.compiled == "default" else self.compiled
-        return torch.compile(model, mode=mode), replaced
+        return torch.compile(model, mode=self.compiled), replaced
 
 
 STOCK = Variant("stock", "stock")
+OURS = Variant("ours", "ours", ours=True)
 VARIANTS = (
     STOCK,
     Variant("compiled", "torch.compile", compiled="default"),
@@ -105,7 +94,7 @@ VARIANTS = (
     Variant("graphs", "torch.compile, reduce-overhead", compiled="reduce-overhead"),
     Variant("autotune", "torch.compile, max-autotune", compiled="max-autotune"),
     Variant("plain", "plain decoder, torch.compile", decoder="plain"),
-    Variant("ours", "ours", ours=True),
+    OURS,
     Variant("ours-gpu-bound", "ours, gpu_bound", ours=True, gpu_bound=True),
     Variant("ours-compiled", "ours, torch.compile", compiled="default", ours=True),
     Variant("ours-best", "ours, torch.compile, causal flag kept", compiled="default", causal=True, ours=True),

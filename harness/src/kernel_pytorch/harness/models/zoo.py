@@ -13,54 +13,38 @@ import torch
 
 from kernel_pytorch.harness.errors import UserError, named
 
+SUFFIX = "-small"
+"""Ends the names of models that a CPU can time."""
+HEADS = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "image": "AutoModelForImageClassification",
+}
+"""By kind of model, the class of transformers that builds it."""
+
 
 @dataclass(frozen=True)
 class Shape:
-    """The size of a batch of inputs.
+    """The size of a batch of inputs."""
 
-    Attributes:
-        batch: sequences, or images.
-        tokens: of a sequence; for images the pixels of a side.
-    """
-
-    batch: int
-    tokens: int
+    batch: int  # sequences, or images
+    tokens: int  # of a sequence; for images the pixels of a side
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the benchmark.
+    """A model of the benchmark."""
 
-    Attributes:
-        name: as in `--model`.
-        title: what it is, for tables.
-        source: the published model whose widths these are.
-        kind: "causal", "masked" or "image".
-        config: name of the configuration's class in transformers.
-        model: name of the model's class.
-        options: of the configuration.
-        tiny: options that differ in `as_tiny`.
-        training: shape of a training step.
-        attention: implementation of attention that the published model needs, where transformers chooses one that
-            computes something else; None for the choice of transformers.
-        prompt: words before those that are decoded.
-        layers: of the published model, where `options` has fewer.
-        is_tiny: whether it is the version that a CPU runs in a second.
-    """
-
-    name: str
-    title: str
-    source: str
-    kind: str
-    config: str
-    model: str
-    options: dict[str, Any]
-    tiny: dict[str, Any]
-    training: Shape
-    attention: str | None = None
-    prompt: int = 1024
-    layers: int | None = None
-    is_tiny: bool = False
+    name: str  # as in `--model`: what transformers calls it, with `SUFFIX` where it is small
+    title: str  # for tables
+    training: Shape  # of a training step
+    options: dict[str, Any]  # of the configuration, where they are not its defaults
+    tiny: dict[str, Any]  # options that differ in `as_tiny`
+    kind: str = "causal"  # a key of `HEADS`
+    attention: str | None = None  # what the published model needs, where transformers chooses another; else None
+    prompt: int = 1024  # tokens before those that are decoded
+    layers: int | None = None  # of the published model, where `options` has fewer
+    is_tiny: bool = False  # whether it is the version that a CPU runs in a second
 
     @property
     def family(self) -> str:
@@ -81,23 +65,22 @@ class Model:
     def build(self) -> Any:
         """The model, with weights drawn from the present seed, in float32 on the CPU."""
         transformers = import_transformers()
-        config = getattr(transformers, self.config)(**self.options)
-        if self.attention is not None:
-            config._attn_implementation = self.attention
-        return getattr(transformers, self.model)(config)
+        config = transformers.AutoConfig.for_model(self.family, **self.options)
+        given = {} if self.attention is None else {"attn_implementation": self.attention}
+        return getattr(transformers, HEADS[self.kind]).from_config(config, **given)
 
     def inputs(self, shape: Shape, device: torch.device) -> dict[str, torch.Tensor]:
-        """A batch of random words, or pixels, with labels."""
+        """A batch of random tokens, or pixels, with labels."""
         generator = torch.Generator().manual_seed(1)
         if self.kind == "image":
             pixels = torch.randn(shape.batch, 3, shape.tokens, shape.tokens, generator=generator)
             labels = torch.randint(0, 2, (shape.batch,), generator=generator)
             return {"pixel_values": pixels.to(device), "labels": labels.to(device)}
-        words = torch.randint(0, 1000 if shape.tokens > 64 else 100, (shape.batch, shape.tokens), generator=generator)
-        labels = words
-        if self.kind == "masked":  # 15 % of the words are hidden, as in BERT's training
-            labels = words.where(torch.rand(words.shape, generator=generator) < 0.15, -100)
-        return {"input_ids": words.to(device), "labels": labels.to(device)}
+        tokens = torch.randint(0, 1000 if shape.tokens > 64 else 100, (shape.batch, shape.tokens), generator=generator)
+        labels = tokens
+        if self.kind == "masked":  # 15 % of the tokens are hidden, as in BERT's training
+            labels = tokens.where(torch.rand(tokens.shape, generator=generator) < 0.15, -100)
+        return {"input_ids": tokens.to(device), "labels": labels.to(device)}
 
 
 def import_transformers() -> Any:
@@ -111,58 +94,38 @@ def import_transformers() -> Any:
     return transformers
 
 
-def _decoder(**options: Any) -> dict[str, Any]:
-    return {"pad_token_id": 0, "attention_dropout": 0.0, **options}
+LAYERS = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+TINY_ENCODER = {**LAYERS, "vocab_size": 203}
+TINY_DECODER = {**TINY_ENCODER, "num_key_value_heads": 2, "head_dim": 16}
 
 
-SUFFIX = "-small"
-"""Ends the names of models that a CPU can time."""
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 203}
-TINY_DECODER = {**TINY, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
-TINY_ENCODER = {**TINY, "num_attention_heads": 4}
+def _decoder(
+    name: str, title: str, shape: Shape, *, layers: int, attention: str | None = None, **options: Any
+) -> Model:
+    options |= {"num_hidden_layers": 8, "pad_token_id": 0, "attention_dropout": 0.0}
+    return Model(name, title, shape, options, TINY_DECODER, attention=attention, layers=layers)
+
 
 MODELS = (
-    Model(
-        "llama", "Llama, 3.2-1B widths, 8 layers", "meta-llama/Llama-3.2-1B", "causal", "LlamaConfig",
-        "LlamaForCausalLM",
-        _decoder(
-            hidden_size=2048, intermediate_size=8192, num_hidden_layers=8, num_attention_heads=32,
-            num_key_value_heads=8, head_dim=64, vocab_size=128256, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        ),
-        TINY_DECODER, Shape(4, 2048), layers=16,
+    _decoder(
+        "llama", "Llama, 3.2-1B widths, 8 layers", Shape(4, 2048), layers=16, hidden_size=2048,
+        intermediate_size=8192, num_attention_heads=32, num_key_value_heads=8, head_dim=64, vocab_size=128256,
+        rms_norm_eps=1e-5, tie_word_embeddings=True,
     ),
-    Model(
-        "qwen3", "Qwen3, 0.6B widths, 8 layers", "Qwen/Qwen3-0.6B", "causal", "Qwen3Config", "Qwen3ForCausalLM",
-        _decoder(
-            hidden_size=1024, intermediate_size=3072, num_hidden_layers=8, num_attention_heads=16,
-            num_key_value_heads=8, head_dim=128, vocab_size=151936, rms_norm_eps=1e-6, tie_word_embeddings=True,
-        ),
-        TINY_DECODER, Shape(4, 2048), layers=28,
+    _decoder(
+        "qwen3", "Qwen3, 0.6B widths, 8 layers", Shape(4, 2048), layers=28, hidden_size=1024,
+        intermediate_size=3072, num_attention_heads=16, num_key_value_heads=8, head_dim=128, vocab_size=151936,
+        rms_norm_eps=1e-6, tie_word_embeddings=True,
     ),
-    Model(
-        "gemma2", "Gemma 2, 2B widths, 8 layers, capped scores", "google/gemma-2-2b", "causal", "Gemma2Config",
-        "Gemma2ForCausalLM",
-        _decoder(
-            hidden_size=2304, intermediate_size=9216, num_hidden_layers=8, num_attention_heads=8,
-            num_key_value_heads=4, head_dim=256, vocab_size=256000, query_pre_attn_scalar=256,
-        ),
-        # transformers before 5.24 chooses "sdpa", which leaves out the soft cap of the scores.
-        TINY_DECODER, Shape(4, 1024), attention="eager", layers=26,
+    # transformers before 5.24 chooses "sdpa" for it, which leaves out the soft cap of the scores.
+    _decoder(
+        "gemma2", "Gemma 2, 2B widths, 8 layers, capped scores", Shape(4, 1024), layers=26, attention="eager",
+        hidden_size=2304, intermediate_size=9216, num_attention_heads=8, num_key_value_heads=4, head_dim=256,
+        vocab_size=256000, query_pre_attn_scalar=256,
     ),
-    Model(
-        "gpt2", "GPT-2 small", "openai-community/gpt2", "causal", "GPT2Config", "GPT2LMHeadModel",
-        {},
-        {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 203}, Shape(16, 1024),
-    ),
-    Model(
-        "bert", "BERT-base, masked words", "google-bert/bert-base-uncased", "masked", "BertConfig", "BertForMaskedLM",
-        {}, TINY_ENCODER, Shape(32, 512),
-    ),
-    Model(
-        "vit", "ViT-B/16", "google/vit-base-patch16-224", "image", "ViTConfig", "ViTForImageClassification",
-        {}, {**{k: v for k, v in TINY_ENCODER.items() if k != "vocab_size"}, "image_size": 32, "patch_size": 8},
-        Shape(128, 224),
-    ),
+    Model("gpt2", "GPT-2 small", Shape(16, 1024), {}, {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 203}),
+    Model("bert", "BERT-base, masked words", Shape(32, 512), {}, TINY_ENCODER, kind="masked"),
+    Model("vit", "ViT-B/16", Shape(128, 224), {}, {**LAYERS, "image_size": 32, "patch_size": 8}, kind="image"),
 )  # fmt: skip
 """In the order of their tables."""
 
@@ -187,7 +150,7 @@ SMALL = (
     _small("bert", "BERT", Shape(4, 256), vocab_size=3815, **_ENCODER),
     _small("vit", "ViT", Shape(4, 224), **_ENCODER),
 )  # fmt: skip
-"""A quarter to a half of the published widths, an eighth of the words, 4 layers: large enough for times on a CPU to
+"""A quarter to a half of the published widths, an eighth of the tokens, 4 layers: large enough for times on a CPU to
 mean something, and small enough for all of them to take minutes."""
 
 

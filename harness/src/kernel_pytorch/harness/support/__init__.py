@@ -14,9 +14,18 @@ from kernel_pytorch.harness.support.examination import (
     examine_technique,
 )
 from kernel_pytorch.harness.support.processes import Processes, ProcessesError
-from kernel_pytorch.harness.support.record import Absent, Outcome, SupportRecord, load, load_all
+from kernel_pytorch.harness.support.record import (
+    Absent,
+    Outcome,
+    SupportRecord,
+    load,
+    load_all,
+    markdown,
+    problems,
+    recorded,
+    up_to_date,
+)
 from kernel_pytorch.harness.support.subject import Shared, Subject
-from kernel_pytorch.harness.support.table import markdown, problems, recorded, up_to_date
 
 __all__ = [
     "CAPABILITIES",

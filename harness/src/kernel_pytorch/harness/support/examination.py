@@ -1,4 +1,4 @@
-"""The rows of the support table: what each asks, and where it can be asked."""
+"""The rows of the support table, where each can be asked, and how a technique is asked all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from kernel_pytorch.harness import availability
-from kernel_pytorch.harness.checks import Skipped, check_deterministic, check_rows_independent, check_second_derivatives
+from kernel_pytorch.harness.checks import Skipped
 from kernel_pytorch.harness.environment import describe_environment, now
 from kernel_pytorch.harness.isolation import Announce, Workers
 from kernel_pytorch.harness.provenance import identify
@@ -19,7 +19,11 @@ from kernel_pytorch.harness.support.processes import Processes
 from kernel_pytorch.harness.support.record import Absent, Answer, Outcome, SupportRecord
 from kernel_pytorch.harness.support.subject import Shared, Subject, absence, declared_no, subject_named
 from kernel_pytorch.harness.technique import Operation, Technique
-from kernel_pytorch.harness.tensors import leaves
+
+UNDECLARED = "does not work, and is not declared as unsupported"
+OUTDATED = "declared as unsupported, but works: remove it"
+MACHINE = ("device_name", "torch", "triton", "python")
+"""Fields of an environment on which answers depend."""
 
 
 @dataclass(frozen=True)
@@ -47,51 +51,11 @@ def without_compiler(device: torch.device) -> str | None:
     return None if availability._cpp_compiler() else "needs a C++ compiler: $CXX, g++ or clang++ on PATH"
 
 
-def without_cuda(device: torch.device) -> str | None:
-    """The reason why what needs a GPU cannot be asked here."""
-    return None if device.type == "cuda" else "needs a CUDA device"
-
-
 def without_a_device_each(device: torch.device) -> str | None:
     """The reason why two processes cannot have a device each."""
     if device.type == "cuda" and torch.cuda.device_count() < 2:
         return "needs two GPUs, or none: two processes share a CPU, not a GPU"
     return None
-
-
-def check_sharded(subject: Subject) -> None:
-    """DTensors sharded by rows, and `fully_shard`: two processes compute what one does."""
-    # Importing DTensor takes half a second, and only this row needs it.
-    from kernel_pytorch.harness.support.sharded import check_sharded
-
-    processes = subject.shared.processes
-    assert processes is not None
-    processes.call(check_sharded, subject.shared.technique.name, subject.operation.name, subject.implementation.name)
-
-
-GPU_ROWS = 64
-"""How many times as many rows a GPU gets for gradients: atomic additions of few rows rarely change their order."""
-
-
-def check_double_backward(subject: Subject) -> None:
-    """`gradcheck` and `gradgradcheck` in float64, along random directions."""
-    check_second_derivatives(*subject.bound(subject.arguments()), fast=True)
-
-
-def check_determinism(subject: Subject) -> None:
-    """The same call gives the same bits again, outputs and gradients."""
-    gradients = subject.operation.differentiable
-    rows = GPU_ROWS if gradients and subject.device.type == "cuda" else 1
-    function, arguments = subject.bound(subject.arguments(rows))
-    check_deterministic(function, arguments, backward=gradients)
-
-
-def check_batch_invariance(subject: Subject) -> None:
-    """A row alone, or in a smaller batch, has the bits that it has in the whole batch; so has its gradient."""
-    data = [subject.has_rows(name) for name in subject.names]
-    arguments = leaves(subject.arguments(), [has_rows and subject.operation.differentiable for has_rows in data])
-    torch._dynamo.reset()
-    check_rows_independent(subject.function, arguments, data=data)
 
 
 CAPABILITIES = (
@@ -101,13 +65,17 @@ CAPABILITIES = (
     Capability("export", features.check_export),
     Capability(features.AOTINDUCTOR, features.check_aotinductor, without_compiler, own_processes=True),
     Capability("autocast", features.check_autocast),
-    Capability("CUDA graphs", features.check_cuda_graphs, without_cuda),
+    Capability(
+        "CUDA graphs",
+        features.check_cuda_graphs,
+        lambda device: None if device.type == "cuda" else "needs a CUDA device",
+    ),
     Capability("selective checkpointing", features.check_selective_checkpointing),
     Capability("FLOP counter", features.check_flop_counter),
-    Capability("double backward", check_double_backward),
-    Capability("FSDP2/DTensor", check_sharded, without_a_device_each, own_processes=True),
-    Capability("determinism", check_determinism, promise=True),
-    Capability("batch invariance", check_batch_invariance, promise=True),
+    Capability("double backward", features.check_double_backward),
+    Capability("FSDP2/DTensor", features.check_sharded, without_a_device_each, own_processes=True),
+    Capability("determinism", features.check_determinism, promise=True),
+    Capability("batch invariance", features.check_batch_invariance, promise=True),
 )
 
 
@@ -126,31 +94,26 @@ def check_declaration(operation: Operation) -> None:
             capability(name.removesuffix(" on cpu").removesuffix(" on cuda"))
 
 
-UNDECLARED = "does not work, and is not declared as unsupported"
-OUTDATED = "declared as unsupported, but works: remove it"
+def examine(subject: Subject, row: Capability, error: str = "") -> Outcome:
+    """Test one implementation, which must be able to run here, for one row, and compare with the declaration.
 
-
-def examine(subject: Subject, row: Capability) -> Outcome:
-    """Test one implementation, which must be able to run here, for one row."""
-    elsewhere, error = row.elsewhere(subject.device), ""
-    if elsewhere is None and "torch._dynamo" in sys.modules:  # importing it takes seconds
-        torch._dynamo.reset()  # compiled functions of one check must not reach the next
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # each version of torch warns of other things
-        try:
-            if elsewhere is None:
+    `error` says how the process ended in which it was tested, if it did not answer.
+    """
+    elsewhere = row.elsewhere(subject.device)
+    if elsewhere is None and not error:
+        if "torch._dynamo" in sys.modules:  # importing it takes seconds
+            torch._dynamo.reset()  # compiled functions of one check must not reach the next
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each version of torch warns of other things
+            try:
                 row.check(subject)
-        except Skipped as reason:
-            elsewhere = str(reason)
-        except Exception as raised:
-            error = f"{type(raised).__name__}: {raised}"
-    return _judged(subject, row, error, elsewhere)
-
-
-def _judged(subject: Subject, row: Capability, error: str, elsewhere: str | None = None) -> Outcome:
-    """Compare the error, empty if there was none, with the declaration; `elsewhere` says why nothing was tested."""
-    declared, reason = declared_no(subject, row.name), ""
+            except Skipped as skipped:
+                elsewhere = str(skipped)
+            except Exception as raised:
+                error = f"{type(raised).__name__}: {raised}"
+    declared = declared_no(subject, row.name)
     answer: Answer = "yes"
+    reason = ""
     if elsewhere is not None:
         answer, reason = "not tested here", elsewhere
     elif declared is None and error:
@@ -188,11 +151,10 @@ def examine_technique(
     """
     shared = Shared(technique, device, processes, workers)
     environment = describe_environment(device)
+    identities = identify(technique, environment)
     kept: dict[tuple[str, str, str], Outcome] = {}
-    machine = ("device_name", "torch", "triton", "python")
-    present = identify(technique, environment)
-    if known is not None and all(getattr(known.environment, name) == getattr(environment, name) for name in machine):
-        same = {label for label, then in known.identities.items() if then == present.get(label)}
+    if known is not None and all(getattr(known.environment, name) == getattr(environment, name) for name in MACHINE):
+        same = {label for label, then in known.identities.items() if then == identities.get(label)}
         kept = {o.key: o for o in known.outcomes if o.label in same and o.answer != "wrong"}
     absent: list[Absent] = []
     questions: list[tuple[Subject, Capability]] = []
@@ -200,8 +162,7 @@ def examine_technique(
         check_declaration(operation)
         for implementation in (i for i in operation.implementations if not i.partial):
             subject = Subject(shared, operation, implementation)
-            reason = absence(subject)
-            if reason is None:
+            if (reason := absence(subject)) is None:
                 questions += [(subject, row) for row in CAPABILITIES]
             else:
                 absent.append(Absent(operation=operation.name, implementation=implementation.name, reason=reason))
@@ -215,17 +176,16 @@ def examine_technique(
         if workers is None or row.own_processes:
             return examine(subject, row)
         outcome = workers.call(_examine_in_child, technique.name, *names, str(device))
-        return outcome.value if not outcome.failure else _judged(subject, row, outcome.failure)
+        return outcome.value or examine(subject, row, outcome.failure)
 
-    side_by_side = (workers.map if workers is not None else map)(
-        answer, [q for q in questions if not q[1].own_processes]
-    )
+    side_by_side = (workers.map if workers else map)(answer, [q for q in questions if not q[1].own_processes])
+    outcomes = tuple(answer(q) if q[1].own_processes else next(side_by_side) for q in questions)
     return SupportRecord(
         technique=technique.name,
         created=now(),
         environment=environment,
-        identities=present,
-        outcomes=tuple(answer(q) if q[1].own_processes else next(side_by_side) for q in questions),
+        identities=identities,
+        outcomes=outcomes,
         absent=tuple(absent),
     )
 

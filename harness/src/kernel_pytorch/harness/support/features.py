@@ -1,4 +1,4 @@
-"""Rows of the support table about features of PyTorch; examination.py and sharded.py have the others."""
+"""What the rows of the support table ask; sharded.py has what two processes do for one of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
-from kernel_pytorch.harness.checks import Skipped
+from kernel_pytorch.harness.checks import Skipped, check_deterministic, check_rows_independent, check_second_derivatives
 from kernel_pytorch.harness.clock.cuda import graph_of
 from kernel_pytorch.harness.isolation import Announce
 from kernel_pytorch.harness.oracle import Run
 from kernel_pytorch.harness.scratch import scratch_folder
 from kernel_pytorch.harness.support.subject import Shared, Subject, absence, declared_no, subject_named
-from kernel_pytorch.harness.tensors import EveryCall, as_tuple, wanting
+from kernel_pytorch.harness.tensors import EveryCall, as_tuple, leaves, wanting
 from kernel_pytorch.harness.verification import expect_for
 
+GPU_ROWS = 64
+"""How many times as many rows a GPU gets: few rows give its atomic additions too little to do to change their order."""
 AOTINDUCTOR = "AOTInductor"
 
 
@@ -63,24 +66,24 @@ def check_aotinductor(subject: Subject) -> None:
     Raises:
         Skipped: not even the sum can be loaded here.
     """
-    shared, label = subject.shared, subject.label
-    if (worker := shared.worker) is not None and shared.device.type == "cuda":
+    shared, worker = subject.shared, subject.shared.worker
+    if worker is not None and shared.device.type == "cuda":
         device = str(shared.device)
         reason = shared.once_for_all(f"{AOTINDUCTOR} sum", lambda: worker.call(_load_a_sum, device).failure)
         if reason:
             raise Skipped(f"this torch cannot load what AOTInductor makes here, not even of a sum: {reason}")
-    found = shared.once_for_all(AOTINDUCTOR, lambda: _package_together(shared))
-    wrong = found[label] if label in found else _package(shared, [subject])[label]
+
+    def together() -> dict[str, str]:
+        every = [Subject(shared, o, i) for o in shared.technique.operations for i in o.implementations]
+        try:
+            return _package(shared, [s for s in every if declared_no(s, AOTINDUCTOR) is None and absence(s) is None])
+        except Exception:  # the one that failed fails again when it is tested alone
+            return {}
+
+    wrong = shared.once_for_all(AOTINDUCTOR, together).get(subject.label)
+    if wrong is None:
+        wrong = _package(shared, [subject])[subject.label]
     assert not wrong, wrong
-
-
-def _package_together(shared: Shared) -> dict[str, str]:
-    """The errors of all implementations that are expected to work; none if one of them stops the others."""
-    every = [Subject(shared, o, i) for o in shared.technique.operations for i in o.implementations]
-    try:
-        return _package(shared, [s for s in every if declared_no(s, AOTINDUCTOR) is None and absence(s) is None])
-    except Exception:  # the one that failed fails again when it is tested alone
-        return {}
 
 
 def _package(shared: Shared, subjects: Sequence[Subject]) -> dict[str, str]:
@@ -91,16 +94,6 @@ def _package(shared: Shared, subjects: Sequence[Subject]) -> dict[str, str]:
     outcome = shared.worker.call(_hold_packaged_apart, shared.technique.name, names, str(shared.device))
     assert not outcome.failure, outcome.failure
     return dict(outcome.value)
-
-
-def _load_a_sum(device: str, announce: Announce) -> None:
-    class Sum(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x + x
-
-    x = torch.ones(4, device=device)
-    with _loaded(torch.export.export(Sum(), (x,))) as loaded:
-        loaded(x)
 
 
 def _hold_packaged_apart(
@@ -119,6 +112,16 @@ def _hold_packaged(subjects: Sequence[Subject]) -> dict[str, str]:
                 except AssertionError as error:
                     wrong[subject.label] = str(error)
     return wrong
+
+
+def _load_a_sum(device: str, announce: Announce) -> None:
+    class Sum(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + x
+
+    x = torch.ones(4, device=device)
+    with _loaded(torch.export.export(Sum(), (x,))) as loaded:
+        loaded(x)
 
 
 @contextlib.contextmanager
@@ -152,9 +155,8 @@ def _export(subjects: Sequence[Subject]) -> torch.export.ExportedProgram:
     shapes = []
     for name, subject in operations.items():
         rows = torch.export.Dim(f"rows_of_{name}", min=2)
-        for argument_name, argument in zip(subject.names, subject.expect().arguments, strict=True):
-            if isinstance(argument, Tensor):
-                shapes.append({0: rows} if subject.has_rows(argument_name) else None)
+        given = zip(subject.names, subject.expect().arguments, strict=True)
+        shapes += [{0: rows} if subject.has_rows(each) else None for each, a in given if isinstance(a, Tensor)]
     return torch.export.export(Exported(), _inputs(subjects), dynamic_shapes={"inputs": tuple(shapes)})
 
 
@@ -170,7 +172,10 @@ def check_opcheck(subject: Subject) -> None:
 
     def note(operator: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         if operator.namespace in NAMESPACES:
-            reached.append((operator, tuple(map(_copy, arguments)), {k: _copy(v) for k, v in keywords.items()}))
+            reached.append((operator, *tree_map_only(Tensor, copy, (arguments, keywords))))
+
+    def copy(argument: Tensor) -> Tensor:
+        return argument.detach().clone().requires_grad_(argument.requires_grad)
 
     with EveryCall(note):
         against = subject.expect()
@@ -187,8 +192,7 @@ def _check_fake_strides(operator: Any, arguments: tuple[Any, ...], keywords: dic
     with torch.no_grad():
         real = as_tuple(operator(*arguments, **keywords))
         with FakeTensorMode() as mode:
-            own = [mode.from_tensor(a) if isinstance(a, Tensor) else a for a in arguments]
-            named = {k: mode.from_tensor(a) if isinstance(a, Tensor) else a for k, a in keywords.items()}
+            own, named = tree_map_only(Tensor, mode.from_tensor, (arguments, keywords))
             fake = as_tuple(operator(*own, **named))
     for position, (a, b) in enumerate(zip(fake, real, strict=True)):
         told, true = ([s for s, size in zip(t.stride(), t.shape, strict=True) if size > 1] for t in (a, b))
@@ -245,17 +249,10 @@ def check_cuda_graphs(subject: Subject) -> None:
 
 def check_selective_checkpointing(subject: Subject) -> None:
     """A policy sees the operators that a call is made of; gradients are right whether it keeps none of them or one."""
-    seen: dict[Any, None] = {}
-    subject.run(subject.function, subject.expect())  # so that the policy does not see the operators of a compiler
-    _hold_checkpointed(subject, seen, keep=())
-    assert seen, "the policy sees no operator, so it has nothing to choose from"
-    ours = [operator for operator in seen if operator.namespace in NAMESPACES]
-    _hold_checkpointed(subject, seen, keep=ours or [next(iter(seen))])
-
-
-def _hold_checkpointed(subject: Subject, seen: dict[Any, None], keep: Sequence[Any]) -> None:
-    """Gradients under a policy that keeps these operators, and notes which there are."""
     from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+    seen: dict[Any, None] = {}
+    keep: list[Any] = []
 
     def policy(context: Any, operator: Any, *_: Any, **__: Any) -> CheckpointPolicy:
         if not context.is_recompute:
@@ -264,7 +261,12 @@ def _hold_checkpointed(subject: Subject, seen: dict[Any, None], keep: Sequence[A
 
     contexts = partial(create_selective_checkpoint_contexts, policy)
     call = partial(checkpoint, subject.function, use_reentrant=False, context_fn=contexts)
-    subject.hold(subject.run(call, subject.expect()), subject.expect())
+    against = subject.expect()
+    subject.run(subject.function, against)  # so that the policy does not see the operators of a compiler
+    subject.hold(subject.run(call, against), against)
+    assert seen, "the policy sees no operator, so it has nothing to choose from"
+    keep += [operator for operator in seen if operator.namespace in NAMESPACES] or [next(iter(seen))]
+    subject.hold(subject.run(call, against), against)
 
 
 def check_flop_counter(subject: Subject) -> None:
@@ -278,17 +280,41 @@ def check_flop_counter(subject: Subject) -> None:
         forward = counter.get_total_flops()
         _gradients(outputs, own, against.output_gradients)
     assert forward > 0, "0 operations are counted in the forward"
-    if not subject.operation.differentiable:
-        return
-    assert counter.get_total_flops() > forward, "0 operations are counted in the backward"
+    counted = counter.get_total_flops() > forward
+    assert counted or not subject.operation.differentiable, "0 operations are counted in the backward"
+
+
+def check_double_backward(subject: Subject) -> None:
+    """`gradcheck` and `gradgradcheck` in float64, along random directions."""
+    check_second_derivatives(*subject.bound(subject.arguments()), fast=True)
+
+
+def check_determinism(subject: Subject) -> None:
+    """The same call gives the same bits again, outputs and gradients."""
+    backward = subject.operation.differentiable
+    # What is for inference may be for few rows alone.
+    rows = GPU_ROWS if subject.device.type == "cuda" and backward else 1
+    check_deterministic(*subject.bound(subject.arguments(rows)), backward=backward)
+
+
+def check_batch_invariance(subject: Subject) -> None:
+    """A row alone, or in a smaller batch, has the bits that it has in the whole batch; so has its gradient."""
+    data = [subject.has_rows(name) for name in subject.names]
+    arguments = leaves(subject.arguments(), [has_rows and subject.operation.differentiable for has_rows in data])
+    torch._dynamo.reset()
+    check_rows_independent(subject.function, arguments, data=data)
+
+
+def check_sharded(subject: Subject) -> None:
+    """DTensors sharded by rows, and `fully_shard`: two processes compute what one does."""
+    # Importing DTensor takes half a second, and only this row needs it.
+    from kernel_pytorch.harness.support.sharded import check_sharded
+
+    processes = subject.shared.processes
+    assert processes is not None
+    processes.call(check_sharded, subject.shared.technique.name, subject.operation.name, subject.implementation.name)
 
 
 def _gradients(outputs: Sequence[Tensor], arguments: list[Any], incoming: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Gradients of the arguments that require them; none without incoming gradients."""
     return torch.autograd.grad(outputs, wanting(arguments), incoming) if incoming else ()
-
-
-def _copy(argument: Any) -> Any:
-    if not isinstance(argument, Tensor):
-        return argument
-    return argument.detach().clone().requires_grad_(argument.requires_grad)

@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import functools
 import importlib
+import itertools
 import operator
 import os
 import socket
@@ -19,7 +20,6 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -48,18 +48,11 @@ class Processes:
     """
 
     def __init__(self, count: int = 2, *, timeout: float = 120.0, device_type: str = "cpu") -> None:
-        if count < 1:
-            raise ValueError(f"count: given {count}; it must be at least 1")
-        if not timeout > 0:
-            raise ValueError(f"timeout: given {timeout}; it must be above 0 seconds")
-        if device_type not in ("cpu", "cuda"):
-            raise ValueError(f"device_type: given {device_type!r}; allowed are 'cpu', 'cuda'")
-        if device_type == "cuda" and torch.cuda.device_count() < count:
-            raise ValueError(f"count: given {count}; there are {torch.cuda.device_count()} GPUs here")
         self.count, self.timeout, self.device_type = count, timeout, device_type
         self._members: list[Worker] = []
-        self._folder: TemporaryDirectory[str] | None = None
         self._threads = ThreadPoolExecutor(count)
+        self._folder = scratch_folder()
+        self._stores = (f"{self._folder.name}/store-{number}" for number in itertools.count())
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Call `function(mesh, *arguments)` in every process; `mesh` is a one-dimensional DeviceMesh of all of them.
@@ -75,17 +68,23 @@ class Processes:
             ProcessesError: it failed in one of the processes.
         """
         if not self._members:
-            self._folder = scratch_folder()
-            about = (self.count, f"{self._folder.name}/store", self.device_type, self.timeout)
-            joins = [functools.partial(_join, rank, *about) for rank in range(self.count)]
-            self._members = [Worker(self.timeout, join) for join in joins]
+            join = functools.partial(_join, self.count, next(self._stores), self.device_type, self.timeout)
+            self._members = [Worker(self.timeout, functools.partial(join, rank)) for rank in range(self.count)]
         where = (function.__module__, function.__code__.co_filename, function.__qualname__)
-        answers = [self._threads.submit(_ask, worker, where, arguments) for worker in self._members]
+
+        def ask(rank: int) -> Any:
+            outcome = self._members[rank].call(_call, where, arguments)
+            failure, value = (outcome.failure, None) if outcome.failure else outcome.value
+            if failure:
+                raise ProcessesError(f"rank {rank}: {failure}")
+            return value
+
+        answers = [self._threads.submit(ask, rank) for rank in range(self.count)]
         try:
             wait(answers, return_when=FIRST_EXCEPTION)
             wait(answers, OTHERS_TIMEOUT)
-            errors = {rank: answer.exception() for rank, answer in enumerate(answers) if answer.done()}
-            if failed := [f"rank {rank}: {e}" for rank, e in errors.items() if isinstance(e, ProcessesError)]:
+            errors = [answer.exception() for answer in answers if answer.done()]
+            if failed := [str(error) for error in errors if isinstance(error, ProcessesError)]:
                 raise ProcessesError("\n".join(failed))
             return [answer.result() for answer in answers]
         except BaseException:
@@ -99,6 +98,7 @@ class Processes:
         """End the processes: they exit by themselves if they wait for work, and are killed otherwise."""
         self._end()
         self._threads.shutdown()
+        self._folder.cleanup()
 
     def __enter__(self) -> Processes:
         return self
@@ -107,35 +107,27 @@ class Processes:
         self.close()
 
     def _end(self) -> None:
-        # At once: a member may wait for the others to leave.
-        list(self._threads.map(Worker.close, self._members))
+        list(self._threads.map(Worker.close, self._members))  # at once: a member may wait for the others to leave
         self._members = []
-        if self._folder is not None:
-            self._folder.cleanup()
-
-
-def _ask(worker: Worker, where: tuple[str, str, str], arguments: tuple[Any, ...]) -> Any:
-    """The value of one process. Raises ProcessesError with what it said, or with how it ended."""
-    outcome = worker.call(_call, where, arguments)
-    failed, content = (True, outcome.failure) if outcome.failure else outcome.value
-    if failed:
-        raise ProcessesError(content)
-    return content
-
-
-def _call(where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Announce) -> tuple[bool, Any]:
-    """In the child: whether the function raised, and its traceback or value."""
-    try:
-        return False, _find(*where)(*_mesh, *arguments)
-    except Exception:
-        return True, traceback.format_exc().rstrip()
 
 
 _mesh: list[Any] = []
 """In the child: the mesh of all members, once it has joined the group."""
 
 
-def _join(rank: int, count: int, store: str, device_type: str, timeout: float) -> None:
+def _call(where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Announce) -> tuple[str, Any]:
+    """In the child: the traceback of what the function raised, if it did, and its value."""
+    module, file, name = where
+    try:
+        # Of an installed module, else of the file, which is loaded once.
+        installed = importlib.import_module(module) if module.startswith("kernel_pytorch.") else sys.modules.get(file)
+        function = operator.attrgetter(name)(installed or load_file(Path(file), file))
+        return "", function(*_mesh, *arguments)
+    except Exception:
+        return traceback.format_exc().rstrip(), None
+
+
+def _join(count: int, store: str, device_type: str, timeout: float, rank: int) -> None:
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -158,10 +150,3 @@ def _join(rank: int, count: int, store: str, device_type: str, timeout: float) -
 def _leave() -> None:
     with contextlib.suppress(Exception):  # the other members may have ended
         torch.distributed.destroy_process_group()
-
-
-def _find(module: str, file: str, name: str) -> Callable[..., Any]:
-    """The function of that name: of an installed module, else of the file, which is loaded once."""
-    installed = importlib.import_module(module) if module.startswith("kernel_pytorch.") else sys.modules.get(file)
-    found: Callable[..., Any] = operator.attrgetter(name)(installed or load_file(Path(file), file))
-    return found

@@ -21,13 +21,13 @@ from kernel_pytorch.harness.verification import Expected
 
 
 def check_sharded(mesh: Any, technique: str, operation: str, implementation: str) -> None:
-    """Data sharded by rows, parameters replicated; then the same with the parameters under `fully_shard`."""
+    """In a child: hold the subject of these names."""
     device = f"cuda:{torch.cuda.current_device()}" if mesh.device_type == "cuda" else mesh.device_type
     hold_sharded(mesh, subject_named(technique, operation, implementation, device))
 
 
 def hold_sharded(mesh: Any, subject: Subject) -> None:
-    """The check itself, of a subject that this process has made."""
+    """Data sharded by rows, parameters replicated; then the same with the parameters under `fully_shard`."""
     # An even number: the processes share the caches of torch.compile, which go by the shape of the whole.
     against = subject.expect(rows=2)
     data = [name for name in subject.names if subject.has_rows(name)]
@@ -41,23 +41,16 @@ def hold_sharded(mesh: Any, subject: Subject) -> None:
 def run_sharded(
     mesh: Any, function: Callable[..., Any], against: Expected, placements: Mapping[str, Any]
 ) -> tuple[tuple[DTensor, ...], dict[str, DTensor | None]]:
-    """Call a function on DTensors, and any backward with gradients placed like the outputs.
+    """Outputs, and gradients by name, of a function on DTensors; incoming gradients are placed like the outputs.
 
-    Args:
-        mesh: one-dimensional.
-        function: takes `against.arguments` by position.
-        against: the arguments, the same in every process.
-        placements: of arguments by name; what is not named is replicated.
-
-    Returns:
-        Outputs, and gradients by name, as they came.
+    The mesh is one-dimensional, the arguments are the same in every process. `placements` are those of arguments by
+    name; what is not named is replicated.
     """
-    backward = bool(against.output_gradients)
     given = zip(against.names, against.arguments, strict=True)
     placed = [distribute(a, mesh, placements.get(n, Replicate())) if isinstance(a, Tensor) else a for n, a in given]
-    own = leaves(placed, backward)
+    own = leaves(placed, bool(against.output_gradients))
     outputs = as_tuple(function(*own))
-    if not backward:
+    if not against.output_gradients:
         return outputs, {}
     incoming = [
         distribute(g, mesh, Replicate() if o.placements[0].is_partial() else o.placements[0])
@@ -82,38 +75,33 @@ def gather(outputs: Sequence[DTensor], gradients: Mapping[str, DTensor | None]) 
 
 
 class _Module(torch.nn.Module):
-    """A function whose parameters are a module's."""
+    """A function some of whose arguments are parameters of a module."""
 
-    def __init__(
-        self, function: Callable[..., Any], arguments: Mapping[str, Any], data: Sequence[str], constants: Sequence[str]
-    ) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: dict[str, Any], parameters: Sequence[str]) -> None:
         super().__init__()
-        self._function, self._arguments = function, dict(arguments)
-        for name, argument in arguments.items():
-            if is_float(argument) and name not in (*data, *constants):
-                self.register_parameter(name, torch.nn.Parameter(argument.detach().clone()))
+        self._function, self._arguments = function, arguments
+        for name in parameters:
+            self.register_parameter(name, torch.nn.Parameter(arguments[name].detach().clone()))
 
     def forward(self, **data: Tensor) -> Any:
         """Call the function with this data."""
-        own = dict(self.named_parameters()) | data
-        return self._function(*(own.get(name, argument) for name, argument in self._arguments.items()))
+        return self._function(*(self._arguments | dict(self.named_parameters()) | data).values())
 
 
 def run_fully_sharded(
-    mesh: Any, function: Callable[..., Any], against: Expected, data: Sequence[str], constants: Sequence[str] = ()
+    mesh: Any, function: Callable[..., Any], against: Expected, data: Sequence[str], constants: Sequence[str]
 ) -> Run | None:
     """The same as a module under `fully_shard`, each process with its share of the rows; None without parameters.
 
     FSDP averages the gradients of the processes, and the sum is what is returned.
     """
-    module = _Module(function, dict(zip(against.names, against.arguments, strict=True)), data, constants)
-    if not list(module.parameters()):
+    arguments = dict(zip(against.names, against.arguments, strict=True))
+    parameters = [name for name, a in arguments.items() if is_float(a) and name not in (*data, *constants)]
+    if not parameters:
         return None
-    fully_shard(module, mesh=mesh)
-    rank, count = mesh.get_local_rank(), mesh.size()
-    backward = bool(against.output_gradients)
-    named = zip(against.names, against.arguments, strict=True)
-    whole = {name: a for name, a in named if isinstance(a, Tensor) and name in data}
+    module = fully_shard(_Module(function, arguments, parameters), mesh=mesh)
+    rank, count, backward = mesh.get_local_rank(), mesh.size(), bool(against.output_gradients)
+    whole = {name: a for name, a in arguments.items() if isinstance(a, Tensor) and name in data}
     parts = leaves([a.chunk(count)[rank] for a in whole.values()], backward, copy=True)
     own: dict[str, Tensor] = dict(zip(whole, parts, strict=True))
     with torch.set_grad_enabled(backward):
@@ -128,10 +116,7 @@ def run_fully_sharded(
     if not backward:
         return Run(found, {})
     torch.autograd.backward(outputs, [g.chunk(count)[rank].clone() for g in against.output_gradients])
-    gradients: dict[str, Tensor | None] = {
-        name: joined(a.grad, whole[name]) for name, a in own.items() if a.requires_grad
-    }
+    gradients: dict[str, Tensor | None] = dict.fromkeys(constants)
+    gradients |= {name: joined(a.grad, whole[name]) for name, a in own.items() if a.grad is not None}
     gradients |= {name: parameter.grad.full_tensor() * count for name, parameter in module.named_parameters()}
-    gradients |= dict.fromkeys(constants)
-    ordered = {name: gradients[name] for name in against.names if name in gradients}
-    return Run(found, ordered)
+    return Run(found, {name: gradients[name] for name in against.names if name in gradients})

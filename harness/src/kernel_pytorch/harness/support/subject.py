@@ -18,7 +18,8 @@ from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.oracle import Run, in_float64, judge
 from kernel_pytorch.harness.oracle import run as run_function
 from kernel_pytorch.harness.support.processes import Processes
-from kernel_pytorch.harness.technique import Case, Implementation, Operation, Technique
+from kernel_pytorch.harness.technique import Implementation, Operation, Technique
+from kernel_pytorch.harness.tensors import is_float, leaves
 from kernel_pytorch.harness.trials import RANDOM, Trial, make_arguments
 from kernel_pytorch.harness.verification import Expected, expect_for
 
@@ -84,15 +85,6 @@ class Subject:
         return self.shared.device
 
     @property
-    def case(self) -> Case:
-        """The first core case in float32, which represents the operation."""
-        cases = self.operation.test_grid.cases(self.device.type)
-        found = next((case for case in cases if case.core and case.dtype == torch.float32), None)
-        if found is None:
-            raise ValueError(f"{self.operation.name}: test_grid has no float32 core case; the support table needs one")
-        return found
-
-    @property
     def function(self) -> Callable[..., Any]:
         """The implementation, loaded."""
         return self.implementation.load()
@@ -103,8 +95,12 @@ class Subject:
         return self.operation.signature()
 
     def arguments(self, rows: int = 1, seed: int = 0) -> list[Any]:
-        """The arguments of the case: the same for every implementation, with `rows` times as many rows."""
-        arguments = make_arguments(self.operation, Trial(self.case, RANDOM), self.device, seed)
+        """Those of the first core case in float32, with `rows` times as many rows; the same for all levels."""
+        cases = self.operation.test_grid.cases(self.device.type)
+        case = next((case for case in cases if case.core and case.dtype == torch.float32), None)
+        if case is None:
+            raise ValueError(f"{self.operation.name}: test_grid has no float32 core case; the support table needs one")
+        arguments = make_arguments(self.operation, Trial(case, RANDOM), self.device, seed)
         return [
             torch.cat([a.roll(turn, 0) for turn in range(rows)]) if isinstance(a, Tensor) and self.has_rows(name) else a
             for name, a in zip(self.names, arguments, strict=True)
@@ -116,28 +112,21 @@ class Subject:
 
     def leaves(self, arguments: Sequence[Any]) -> list[Any]:
         """Copies of arguments that want their gradients, where they can have any."""
-        return [
-            a.detach().clone().requires_grad_(self.wants_gradient(name, a)) if isinstance(a, Tensor) else a
-            for name, a in zip(self.names, arguments, strict=True)
-        ]
-
-    def wants_gradient(self, name: str, argument: Tensor) -> bool:
-        """Whether an argument of this name has a gradient."""
-        return self.operation.differentiable and argument.is_floating_point() and name not in self.operation.constants
+        wanted = [self.operation.differentiable and name not in self.operation.constants for name in self.names]
+        return leaves([a.clone() if isinstance(a, Tensor) else a for a in arguments], wanted)
 
     def bound(self, arguments: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
         """The function with its constants bound, in the dtype of what it is given, and the other arguments."""
         free = [name not in self.operation.constants for name in self.names]
         function = self.function
-
-        def call(*own: Any) -> Any:
-            rest, like = iter(own), next(a for a in own if isinstance(a, Tensor) and a.is_floating_point())
-            whole = [next(rest) if is_free else a for is_free, a in zip(free, arguments, strict=True)]
-            wide = like.dtype == torch.float64
-            return function(*(in_float64([a])[0] if wide and not f else a for a, f in zip(whole, free, strict=True)))
-
         if all(free):
             return function, list(arguments)
+
+        def call(*own: Any) -> Any:
+            rest, wide = iter(own), next(filter(is_float, own)).dtype == torch.float64
+            bound = in_float64(arguments) if wide else arguments
+            return function(*(next(rest) if is_free else a for is_free, a in zip(free, bound, strict=True)))
+
         return call, [a for a, is_free in zip(arguments, free, strict=True) if is_free]
 
     def expect(self, rows: int = 1, seed: int = 0) -> Expected:
@@ -145,9 +134,9 @@ class Subject:
         key = ("standard", self.operation.name, rows, seed)
         return self.shared.once(key, lambda: expect_for(self.operation, self.arguments(rows, seed), self.device))
 
-    def run(self, function: Callable[..., Any], against: Expected, *, backward: bool = True) -> Run:
+    def run(self, function: Callable[..., Any], against: Expected) -> Run:
         """Call a function that wraps the implementation, and its backward."""
-        return run_function(function, self.names, against.arguments, against.output_gradients if backward else None)
+        return run_function(function, self.names, against.arguments, against.output_gradients)
 
     def hold(self, candidate: Run, against: Expected) -> None:
         """Raise AssertionError unless every output, and every gradient that there is, is within the budget."""
