@@ -41,7 +41,7 @@ def headline(record: Record) -> str:
         runs = [run for name, run in record.runs.items() if name.partition("/")[2] in names]
         heads = [title, "stock, ms", *(TITLES[name] for name in shown)]
         cells = [
-            [name, _milliseconds(rows.get(STOCK.name)), *(_ratio(rows.get(variant)) for variant in shown)]
+            [name, _wall(rows.get(STOCK.name)), *(_ratio(rows.get(variant)) for variant in shown)]
             for name, rows in found.items()
         ]
         if variants is DECODING:
@@ -86,7 +86,7 @@ def tables(rows: Sequence[Row]) -> Iterable[PrintableTable]:
             if row.cost is not None and row.ratio is not None:
                 times = f"{row.ratio.median:.2f} ({row.ratio.low:.2f}-{row.ratio.high:.2f})"
                 host, _, launches, memory, *_ = ("" if text == NOTHING else text for text in _costs(row.cost))
-                cells.append((TITLES[row.variant], _milliseconds(row), times, host, launches, memory))
+                cells.append((TITLES[row.variant], _wall(row), times, host, launches, memory))
         title = f"{find_model(model).title}: {find_work(work).title}"
         heads = ("variant", "ms", "x of stock", "host ms", "kernels", "GiB")
         yield table(title, heads, cells, *reasons, text=1, width=80)
@@ -125,8 +125,12 @@ def _found(record: Record, work: Work) -> dict[str, dict[str, Row]]:
     return {title: {row.variant: row for row in run.rows} for title, run in runs.items() if run and run.rows}
 
 
-def _milliseconds(row: Row | None) -> str:
-    return NOTHING if row is None or row.cost is None else f"{row.cost.wall * 1e3:.3g}"
+def _wall(row: Row | None) -> str:
+    return NOTHING if row is None or row.cost is None else _milliseconds(row.cost.wall)
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return NOTHING if seconds is None else f"{seconds * 1e3:{',.0f' if seconds >= 1.0 else '.3g'}}"
 
 
 def _ratio(row: Row | None) -> str:
@@ -142,14 +146,14 @@ def _cell(row: Row | None) -> str:
     if row is None or row.ratio is None:
         return NOTHING
     interval = f" ({row.ratio.median:.2f}x, {row.ratio.low:.2f} to {row.ratio.high:.2f})"
-    return f"{_milliseconds(row)} ms{interval if row.variant != STOCK.name else ''}"
+    return f"{_wall(row)} ms{interval if row.variant != STOCK.name else ''}"
 
 
 def _costs(cost: Cost) -> list[str]:
     """The cells of `COSTS`."""
     return [
-        f"{cost.host * 1e3:.3g}",
-        NOTHING if cost.device is None else f"{cost.device * 1e3:.3g}",
+        _milliseconds(cost.host),
+        _milliseconds(cost.device),
         str(cost.launches or NOTHING),
         NOTHING if cost.peak_bytes is None else f"{cost.peak_bytes / 2**30:.1f}",
         f"{cost.first_call:.1f}",
