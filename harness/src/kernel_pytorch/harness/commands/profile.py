@@ -23,11 +23,6 @@ from kernel_pytorch.harness.profiling.factory import make, moved, place_of
 from kernel_pytorch.harness.profiling.profile import STEPS
 from kernel_pytorch.harness.profiling.records import remarks, summary
 
-VIEWERS = (
-    "page.html and memory.svg are no longer written: trace.json opens at https://ui.perfetto.dev, memory.pickle at "
-    "https://docs.pytorch.org/memory_viz; neither leaves your machine."
-)
-
 
 def profile_command(
     factory: Annotated[
@@ -85,4 +80,5 @@ def profile_command(
     if out is not None:
         written = [str(file) for file in (*profile.write(out), trace, snapshot) if file is not None]
         output.print(f"Written: {escape(', '.join(written))}", **PLAIN)
-        messages.print(VIEWERS, **PLAIN)
+        viewers = "trace.json opens at https://ui.perfetto.dev, memory.pickle at https://docs.pytorch.org/memory_viz"
+        messages.print(f"{viewers}; neither leaves your machine.", **PLAIN)

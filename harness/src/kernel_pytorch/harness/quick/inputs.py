@@ -45,7 +45,7 @@ class Arguments:
         starts = [f"argument {path[1].idx}" if path[0].idx == 0 else path[1].key for path, _ in found]
         self.names = [start + keystr(path[2:]) for start, (path, _) in zip(starts, found, strict=True)]
         self.tensors = [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
-        self.labels = tuple(tensor_label(t.dtype, t.shape) for t in self.tensors)
+        self.labels = tuple(tensor_label(t) for t in self.tensors)
         self.device = next((t.device for t in self.tensors if t.device.type == "cuda"), torch.device("cpu"))
 
     def bind(self, function: Callable[..., Any], leaves: Sequence[Any]) -> Callable[[], Any]:
@@ -61,7 +61,7 @@ class Arguments:
         own = [*function.parameters(), *function.buffers()] if isinstance(function, torch.nn.Module) else []
         tensors = [t for t in (*self.tensors, *own, *tree_leaves(result)) if isinstance(t, Tensor)]
         distinct = {(t.data_ptr(), t.shape, t.stride()): t for t in tensors if t.layout == torch.strided}
-        return sum(distinct_bytes(t.shape, t.stride(), t.dtype) for t in distinct.values())
+        return sum(map(distinct_bytes, distinct.values()))
 
 
 class Pool:
