@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ def profile_memory(function: Callable[..., Any], *args: Any, **kwargs: Any) -> M
 
     with torch.enable_grad():
         if any(output.requires_grad for output in call(*leaves(own))):
-            figures = asdict(memory.profile_memory(call, *own, parameters=parameters))
+            figures = memory.profile_memory(call, *own, parameters=parameters)._asdict()
             at_peak = peak_memory(memory.training_step(call, own, parameters), device)
         else:
             figures, at_peak = {"forward_peak": memory.peak(forward, device)}, peak_memory(forward, device)
