@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from kernel_pytorch.harness.clock import Interval, median_interval
+from kernel_pytorch.harness.clock import median_interval
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
-from kernel_pytorch.harness.clock.wall import wait_for
+from kernel_pytorch.harness.clock.wall import step_seconds, wait_for
 from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.memory import allocations
@@ -24,7 +24,6 @@ from kernel_pytorch.harness.profiling.events import STEP, Call, profiler, read, 
 from kernel_pytorch.harness.profiling.records import PeakMemory, Profile
 
 STEPS = 5
-WARM_UP_STEPS = 3
 
 
 def profile_module(
@@ -74,11 +73,8 @@ def profile_module(
         machine = local_machine(str(device))
     function = torch.compile(module) if compile else module
     with _step(module, function, (inputs, named), backward) as step, _named_kernels(compile, device):
-        on_stage("warming up")
-        for _ in range(WARM_UP_STEPS):
-            step()
         on_stage("timing without the profiler")
-        interval = _time(step, device, max(steps, FEWEST_ROUNDS))
+        samples, _ = step_seconds({"": step}, device, max(steps, FEWEST_ROUNDS))[""]
         on_stage("profiling")
         calls, busy, wall = _record(step, device, steps, trace)
         on_stage("recording memory")
@@ -91,7 +87,7 @@ def profile_module(
         created=now(),
         machine=machine,
         steps=steps,
-        step=interval,
+        step=median_interval(samples),
         profiled_seconds=wall,
         busy_seconds=busy,
         operators=operator_uses(calls, machine.ceilings),
@@ -156,18 +152,6 @@ def _named_kernels(compile: bool, device: torch.device) -> contextlib.AbstractCo
     from torch._inductor import config
 
     return config.patch({"cpp.enable_kernel_profile": True})
-
-
-def _time(step: Callable[[], None], device: torch.device, rounds: int) -> Interval:
-    """Seconds of a step by the wall clock, until the device is done."""
-    samples = []
-    for _ in range(rounds):
-        wait_for(device)
-        begin = time.perf_counter()
-        step()
-        wait_for(device)
-        samples.append(time.perf_counter() - begin)
-    return median_interval(samples)
 
 
 def _record(
