@@ -96,8 +96,8 @@ class Call:
     def no_cost(self, reason: str = "") -> WholeCost:
         """Return a record without any figure; `reason` says why."""
         missing = dict.fromkeys(FIGURES, reason) if reason else {}
-        names = {"operation": self.operation.name, "implementation": self.implementation.name}
-        return WholeCost(**names, case=CaseRecord.of(self.case), missing=missing)
+        operation, implementation, case = self.operation.name, self.implementation.name, CaseRecord.of(self.case)
+        return WholeCost(operation=operation, implementation=implementation, case=case, missing=missing)
 
     def with_starts(self, cost: WholeCost) -> WholeCost:
         """Add the cost of the first call, measured in separate processes."""

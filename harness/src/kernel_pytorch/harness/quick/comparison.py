@@ -291,8 +291,12 @@ def time_together(
         # Each function keeps its last result of every set, so the limit is shared.
         limit = MEMORY_LIMIT[device.type] // (2 * len(functions))
         pool = Pool(arguments, sets_for(moved, max(min(found), 1e-7), device, limit))
-        calls = {name: [arguments.bind(f, leaves) for leaves in pool.sets] for name, f in functions.items()}
-        subjects = [clock.Subject(name, lambda i, own=own: own[i](), len(own), moved) for name, own in calls.items()]
+
+        def subject(name: str) -> clock.Subject:
+            calls = [arguments.bind(functions[name], leaves) for leaves in pool.sets]
+            return clock.Subject(name, lambda index: calls[index](), len(calls), moved)
+
+        subjects = [subject(name) for name in functions]
         return clock.measure(subjects, device, rounds=rounds, refresh=pool.refresh), moved, pool
 
 
