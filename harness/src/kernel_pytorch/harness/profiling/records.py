@@ -151,7 +151,7 @@ class Profile(Record):
         found: list[RenderableType] = [Text(title, style="italic")]
         for number, row in enumerate(self.operators[:top]):
             name = row.name if row.kind == "operator" else f"{row.name} ({row.kind})"
-            # Labels that follow each other and are equal are told once.
+            # Equal labels that follow each other appear once.
             runs = [(label, len(list(group))) for label, group in itertools.groupby(row.inputs)]
             inputs = ", ".join(label if times == 1 else f"{times} of {label}" for label, times in runs)
             line = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="dim")
