@@ -12,15 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from kernel_pytorch.harness.machine import (
-    TOLERANCE,
-    Ceilings,
-    Machine,
-    attain,
-    ceiling_for,
-    faster_than_physics,
-    measure_machine,
-)
+from kernel_pytorch.harness.machine import TOLERANCE, Ceilings, Machine, attain, faster_than_physics, measure_machine
 from kernel_pytorch.harness.profiling.events import Call, distinct_bytes, resolve, tensor_label
 from kernel_pytorch.harness.profiling.records import Attainment, Bound, KernelUse, OperatorUse
 
@@ -152,21 +144,17 @@ def place(
     if seconds <= 0.0 or (moved is None and arithmetic is None):
         return Attainment()
     dtype_name = str(dtype).removeprefix("torch.")
-    attained = attain(moved or 0, arithmetic or 0, seconds, ceilings, max(moved or 0, 1), dtype_name)
+    found = attain(moved or 0, arithmetic or 0, seconds, ceilings, max(moved or 0, 1), dtype_name)
     rates: dict[str, Any] = {}
     if moved is not None:
-        matmul = ceilings.matmul_flops_per_second.get(dtype_name)
-        limits: dict[Bound, float] = {
-            "memory": moved / ceiling_for(ceilings, max(moved, 1)).bytes_per_second,
-            "compute": (arithmetic or 0) / matmul if matmul else 0.0,
-            "overhead": ceilings.launch_overhead_seconds,
-        }
-        rates |= {"bytes_per_second": attained.bytes_per_second, "share_of_copy": attained.share_of_copy}
-        rates["bound"] = max(limits, key=lambda name: limits[name])
+        rates |= {"bytes_per_second": found.bytes_per_second, "share_of_copy": found.share_of_copy}
+        needed: dict[Bound, float] = {"memory": found.share_of_copy, "compute": found.share_of_matmul or 0.0}
+        needed["overhead"] = ceilings.launch_overhead_seconds / seconds
+        rates["bound"] = max(needed, key=lambda name: needed[name])
     if arithmetic is not None:
-        rates |= {"flops_per_second": attained.flops_per_second, "share_of_matmul": attained.share_of_matmul}
-    if problem := faster_than_physics(attained):
-        shares = {"memory": attained.share_of_peak, "compute": attained.share_of_matmul or 0.0}
+        rates |= {"flops_per_second": found.flops_per_second, "share_of_matmul": found.share_of_matmul}
+    if problem := faster_than_physics(found):
+        shares = {"memory": found.share_of_peak, "compute": found.share_of_matmul or 0.0}
         rates["above"] = tuple(name for name, share in shares.items() if share > 1.0 + TOLERANCE)
         rates["problem"] = f"{TOO_FAST} ({problem})"
     return Attainment(**rates)

@@ -116,7 +116,8 @@ class Profile(Record):
         created: UTC, ISO 8601.
         machine: what it ran on, and the measured limits that shares are of.
         steps: how many were profiled.
-        step: seconds of one step without the profiler, wall clock, the GPU's work waited for.
+        step: seconds of one step without the profiler, wall clock; steps repeat until a sample takes 20 ms, and each
+            sample waits for the GPU.
         profiled_seconds: wall clock over all profiled steps. The profiler slows the host down.
         busy_seconds: how long the GPU had work during these; None on a CPU.
         operators: one row per operator and shapes, the longest first. Their times add up to at most
