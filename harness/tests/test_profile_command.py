@@ -154,13 +154,19 @@ def test_a_folder_that_cannot_be_written_stops_before_anything_runs(profile, tmp
 
 def test_torch_compile_is_profiled_with_its_kernels(profile, tmp_path, monkeypatch):
     import torch
+    from torch._inductor import config
 
-    # Not TorchInductor: it would take seconds and a compiler.
-    compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda module: compile(module, backend="aot_eager"))
-    printed = profile("factories:make", "--compile", "--steps", "1", "--out", str(tmp_path / "out"))
+    compile, announced = torch.compile, []
+
+    def without_inductor(module):  # it would take seconds and a compiler
+        compiled = compile(module, backend="aot_eager")
+        return lambda *inputs: (announced.append(config.cpp.enable_kernel_profile), compiled(*inputs))[1]
+
+    monkeypatch.setattr(torch, "compile", without_inductor)
+    printed = profile("factories:make", "--compile", "--backward", "--steps", "1", "--out", str(tmp_path / "out"))
     assert printed.code == 0, printed.err
-    assert "Sequential, forward, torch.compile, on" in printed.out
+    assert "Sequential, forward and backward, torch.compile, on" in printed.out
     found = Profile.model_validate_json((tmp_path / "out" / "profile.json").read_text())
     assert found.compiled
     assert any("Torch-Compiled Region" in row.name for row in found.operators)
+    assert all(announced), "TorchInductor names its kernels from the first call on, which compiles them"

@@ -72,8 +72,8 @@ def profile_module(
         on_stage("measuring what the machine can do")
         machine = local_machine(str(device))
     function = torch.compile(module) if compile else module
-    with _step(module, function, (inputs, named), backward) as step, _named_kernels(compile, device):
-        on_stage("timing without the profiler")
+    on_stage("timing without the profiler")
+    with _named_kernels(compile, device), _step(module, function, (inputs, named), backward) as step:
         samples, _ = step_seconds({"": step}, device, max(steps, FEWEST_ROUNDS))[""]
         on_stage("profiling")
         calls, busy, wall = _record(step, device, steps, trace)
