@@ -8,19 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_pytorch.harness.commands.learn import TASKS, differs, file_of, first_problem, shown, title
+from kernel_pytorch.harness.commands.learn import TASKS, difference, file_of, first_problem, title
 
 ROOT = Path(__file__).parents[2]
 Edits = list[tuple[str, str]]
 
-COUNTER = [
-    ("self.{0} = 0", 'self.register_buffer("{0}", torch.zeros((), dtype=torch.int64))'),
-]
-
 
 def counted(name: str) -> Edits:
     """A number on a module as a buffer."""
-    return [(old.format(name), new.format(name)) for old, new in COUNTER]
+    return [(f"self.{name} = 0", f'self.register_buffer("{name}", torch.zeros((), dtype=torch.int64))')]
 
 
 MASKED = [("column)\n    tl.store", "column, mask=column < columns, other=0.0)\n    tl.store")]
@@ -156,16 +152,14 @@ def test_a_page_explains_each_task():
 
 def test_values_are_compared_by_what_they_are():
     x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert not differs(x.double(), x + 1e-7)
-    assert differs(x, x.tolist())
-    assert differs(x, x[0])
-    assert differs(x, torch.full_like(x, float("nan")))
-    assert differs(3, 4)
-    assert not differs("SUCCESS", "SUCCESS")
-    assert shown(x, x[0]) == ("shape [2, 2]", "shape [2]")
-    assert shown(x, x + torch.tensor([[0.0, 0.0], [0.5, 0.0]])) == ("3 at [1, 0]", "3.5")
-    assert shown(0, 3) == ("0", "3")
-    assert shown(2, x) == ("2", "shape [2, 2]")
+    for expected, got in ((x.double(), x + 1e-7), ("SUCCESS", "SUCCESS"), (3, 3)):
+        assert difference(expected, got) is None
+    assert difference(x, x.tolist()) == ("shape [2, 2]", "[[1.0, 2.0], [3.0, 4.0]]")
+    assert difference(x, x[0]) == ("shape [2, 2]", "shape [2]")
+    assert difference(x, x + torch.tensor([[0.0, 0.0], [0.5, 0.0]])) == ("3 at [1, 0]", "3.5")
+    assert difference(x, torch.full_like(x, float("nan"))) == ("1 at [0, 0]", "nan")
+    assert difference(0, 3) == ("0", "3")
+    assert difference(2, x) == ("2", "shape [2, 2]")
 
 
 def test_the_command_lists_copies_and_checks(command_line, tmp_path, monkeypatch):

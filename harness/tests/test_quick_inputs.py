@@ -7,8 +7,8 @@ import torch
 
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.quick import comparison, quick_benchmark
-from kernel_pytorch.harness.quick.comparison import sets_for
-from kernel_pytorch.harness.quick.inputs import LARGEST_FACTOR, REPEATED, SMALLEST_FACTOR, Arguments, Pool
+from kernel_pytorch.harness.quick.comparison import REPEATED, sets_for
+from kernel_pytorch.harness.quick.inputs import LARGEST_FACTOR, SMALLEST_FACTOR, Arguments, Pool
 
 CPU = torch.device("cpu")
 X = torch.randn(32, 48)
@@ -17,7 +17,7 @@ X = torch.randn(32, 48)
 def test_integers_stay_as_they_are_and_a_repeated_input_is_told(machine, monkeypatch):
     monkeypatch.setattr(comparison, "sets_for", lambda *arguments, **options: 3)
     table, rows = torch.randn(10, 4), torch.tensor([1, 9])
-    pool = Pool(Arguments.of((table, rows)), 3)
+    pool = Pool(Arguments((table, rows), {}), 3)
     assert all(torch.equal(leaves[1], rows) for leaves in pool.sets)
     found = quick_benchmark(torch.bincount, rows, rounds=FEWEST_ROUNDS, machine=machine)
     assert found.notes == (REPEATED,)
@@ -26,7 +26,7 @@ def test_integers_stay_as_they_are_and_a_repeated_input_is_told(machine, monkeyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.float64])
 def test_each_refresh_brings_values_that_were_never_there(dtype):
     x = torch.randn(64, 96).to(dtype)
-    pool = Pool(Arguments.of((x, x.t(), x[:, ::2], x[0].expand(3, 96))), 4)
+    pool = Pool(Arguments((x, x.t(), x[:, ::2], x[0].expand(3, 96)), {}), 4)
     seen = []
     for _ in range(10):
         pool.refresh()
@@ -44,16 +44,16 @@ def test_each_refresh_brings_values_that_were_never_there(dtype):
 
 
 def test_a_tensor_given_twice_stays_one_tensor():
-    pool = Pool(Arguments.of((X, {"again": X}), {"mask": None}), 2)
+    pool = Pool(Arguments((X, {"again": X}), {"mask": None}), 2)
     assert pool.sets[0][0] is pool.sets[0][1]
-    assert Arguments.of((X, [X, {"k": X}]), {"scale": 2.0}).names == (
+    assert Arguments((X, [X, {"k": X}]), {"scale": 2.0}).names == [
         "argument 0", "argument 1[0]", "argument 1[1]['k']", "scale",
-    )  # fmt: skip
+    ]  # fmt: skip
 
 
 def test_infinite_masks_and_zeros_stay():
     mask = torch.tensor([0.0, float("-inf"), 3.0])
-    (leaf,) = Pool(Arguments.of((mask,)), 1).sets[0]
+    (leaf,) = Pool(Arguments((mask,), {}), 1).sets[0]
     assert leaf[0] == 0.0
     assert leaf[1] == float("-inf")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from torch import Tensor
 from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
 
 
-@dataclass(frozen=True)
-class MemoryUse:
+class MemoryUse(NamedTuple):
     """Bytes that one call needs in addition to its arguments.
 
     Attributes:
@@ -41,7 +39,19 @@ def profile_memory(function: Callable[..., Any], *arguments: Any, parameters: Se
     with torch.no_grad():
         forward = peak(lambda: function(*arguments), device)
     training = peak(training_step(function, arguments, parameters), device)
-    return MemoryUse(forward, training, _saved(function, leaves(arguments), parameters))
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    own = leaves(arguments)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        outputs = as_tuple(function(*own))
+    for each in (*own, *parameters, *outputs):
+        if isinstance(each, Tensor):
+            saved.pop(each.untyped_storage().data_ptr(), None)
+    return MemoryUse(forward, training, sum(saved.values()))
 
 
 def training_step(
@@ -82,20 +92,3 @@ def allocations(profiler: torch.profiler.profile, device: torch.device) -> list[
     events = profiler.profiler.kineto_results.events()
     found = [event for event in events if event.name() == "[memory]" and event.device_type() == kind]
     return [event.nbytes() for event in sorted(found, key=lambda event: event.start_ns())]
-
-
-def _saved(function: Callable[..., Any], arguments: Sequence[Any], parameters: Sequence[Tensor]) -> int:
-    """Count the bytes of distinct storages that autograd saves, without those of arguments, parameters and outputs."""
-    saved: dict[int, int] = {}
-
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        outputs = as_tuple(function(*arguments))
-    known = [t for t in (*arguments, *parameters, *outputs) if isinstance(t, Tensor)]
-    for tensor in known:
-        saved.pop(tensor.untyped_storage().data_ptr(), None)
-    return sum(saved.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,8 +26,6 @@ from kernel_pytorch.harness.technique import Case, Implementation, Level, Operat
 
 INTERPRETED = "Triton's interpreter replaces the device"
 STARTS = ("cold_start", "warm_start")
-COMPILERS = (Level.COMPILE, Level.TRITON)
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 TIMEOUT = 300.0
 
 FIGURES = tuple(name for name, field in WholeCost.model_fields.items() if field.default is None)
@@ -66,54 +64,47 @@ class Call:
 
     def cost(self) -> WholeCost:
         """Measure the overheads of a call that is not the first, and say of the other figures why they are missing."""
-        case, device, implementation = self.case, self.device, self.implementation
-        reason = why_unavailable(self.technique, implementation, device, case.dtype)
+        device, implementation = self.device, self.implementation
+        reason = why_unavailable(self.technique, implementation, device, self.case.dtype)
         if reason is not None:
             return self.no_cost(reason)
-        is_triton = implementation.level is Level.TRITON
+        is_triton, on_cuda = implementation.level is Level.TRITON, device.type == "cuda"
         figures: dict[str, Any] = {}
-        missing: dict[str, str] = {}
-        if is_triton and device.type == "cpu" and is_interpreting():
+        missing = {"compiled": "torch.compile(fullgraph=True) cannot trace it"}
+        missing |= {"graph": "it cannot be captured" if on_cuda else "no CUDA", "launches": "no CUDA"}
+        if is_triton and not on_cuda and is_interpreting():
             missing |= dict.fromkeys(("eager", "compiled", "graph", *STARTS), INTERPRETED)
         else:
             figures |= self.host_time()
-            why = {
-                "compiled": "torch.compile(fullgraph=True) cannot trace it",
-                "graph": "no CUDA" if device.type != "cuda" else "it cannot be captured",
-            }
-            missing |= {name: reason for name, reason in why.items() if name not in figures}
         arguments = self.arguments()
         call = implementation.bound_to(arguments)
         if self.operation.differentiable:
-            figures |= asdict(profile_memory(implementation.load(), *arguments))
+            figures |= profile_memory(implementation.load(), *arguments)._asdict()
         else:
             missing |= dict.fromkeys(("training_peak", "saved_for_backward"), NO_GRADIENT)
         with torch.no_grad():
             if not self.operation.differentiable:
                 figures["forward_peak"] = peak(call, device)
-            if device.type == "cuda" or is_triton:
+            if on_cuda or is_triton:
                 call()
                 with watch_device(device) as launched:
                     call()
                 figures["launches"] = len(launched)
-            else:
-                missing["launches"] = "no CUDA"
+        missing = {name: why for name, why in missing.items() if name not in figures}
         return self.no_cost().model_copy(update={**figures, "missing": missing})
 
     def no_cost(self, reason: str = "") -> WholeCost:
         """Return a record without any figure; `reason` says why."""
         missing = dict.fromkeys(FIGURES, reason) if reason else {}
-        case, names = CaseRecord.of(self.case), (self.operation.name, self.implementation.name)
-        return WholeCost(operation=names[0], implementation=names[1], case=case, missing=missing)
+        operation, implementation, case = self.operation.name, self.implementation.name, CaseRecord.of(self.case)
+        return WholeCost(operation=operation, implementation=implementation, case=case, missing=missing)
 
     def with_starts(self, cost: WholeCost) -> WholeCost:
         """Add the cost of the first call, measured in separate processes."""
         if set(STARTS) <= set(cost.missing):
             return cost
-        figures: dict[str, float] = {}
-        reason = "nothing is compiled at the first call"
-        if self.implementation.level in COMPILERS:
-            figures, reason = self.first_calls()
+        compiles = self.implementation.level in (Level.COMPILE, Level.TRITON)
+        figures, reason = self.first_calls() if compiles else ({}, "nothing is compiled at the first call")
         missing = dict.fromkeys(STARTS, reason) if reason else {}
         return cost.model_copy(update={**figures, "missing": cost.missing | missing})
 
@@ -131,9 +122,9 @@ class Call:
         torch._dynamo.reset()
         with torch.no_grad():
             with contextlib.suppress(Exception):  # TorchScript functions, and others that are not traced as one graph
-                traced = torch.compile(lambda *a: function(*a), fullgraph=True)
-                traced(*arguments)
-                calls["compiled"] = lambda: traced(*arguments)
+                traced = functools.partial(torch.compile(lambda *a: function(*a), fullgraph=True), *arguments)
+                traced()
+                calls["compiled"] = traced
             if self.device.type == "cuda":
                 with contextlib.suppress(RuntimeError):  # a call that waits for the device cannot be captured
                     calls["graph"] = graph_of(call)[0].replay
@@ -146,16 +137,16 @@ class Call:
             Seconds that the first forward and backward take longer than the second, by `STARTS`; why there are none,
             or "".
         """
-        seconds: list[float] = []
+        seconds: dict[str, float] = {}
         with scratch_folder() as folder:
-            prepare = functools.partial(set_environment, dict.fromkeys(CACHES, folder))
-            for _ in STARTS:
-                with Worker(TIMEOUT, prepare) as worker:
+            caches = dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), folder)
+            for start in STARTS:
+                with Worker(TIMEOUT, functools.partial(set_environment, caches)) as worker:
                     outcome = worker.call(first_call, *self.names)
                 if outcome.failure:
                     return {}, outcome.failure
-                seconds.append(outcome.value)
-        return dict(zip(STARTS, seconds, strict=True)), ""
+                seconds[start] = outcome.value
+        return seconds, ""
 
     def arguments(self) -> tuple[Any, ...]:
         """Arguments of the call, the same each time."""

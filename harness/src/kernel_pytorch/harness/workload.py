@@ -56,16 +56,13 @@ def jobs(
 
     Directions are those of each operation if none are given; without gradients only the forward is timed.
     """
-    found = []
-    for operation in technique.operations:
-        cases = operation.bench_grid.cases(device.type)
-        for case in cases[:first]:
-            found += [
-                Job(technique, operation, case, direction)
-                for direction in directions or operation.directions
-                if operation.differentiable or direction is Direction.FORWARD
-            ]
-    return found
+    return [
+        Job(technique, operation, case, direction)
+        for operation in technique.operations
+        for case in operation.bench_grid.cases(device.type)[:first]
+        for direction in directions or operation.directions
+        if operation.differentiable or direction is Direction.FORWARD
+    ]
 
 
 def find_job(key: JobKey, device: torch.device) -> Job:
@@ -141,6 +138,7 @@ class Workload:
         self, implementation: Implementation, call: Callable[[int], tuple[Tensor, ...]], against: Expected
     ) -> tuple[ErrorCheck, ...]:
         """Judge the call that was timed, on the tensors that it was timed on, after `renew`."""
+        forward = self.job.direction is Direction.FORWARD
 
         def run() -> Run:
             with on_clock_stream(against.truth.outputs[0].device):
@@ -151,7 +149,6 @@ class Workload:
             names = [name for name, argument in named if wanting([argument])]
             return Run((), dict.fromkeys(against.reference.gradients) | dict(zip(names, results, strict=True)))
 
-        forward = self.job.direction is Direction.FORWARD
         return judge_call(run, implementation, against, Direction.FORWARD if forward else Direction.BACKWARD)
 
 
@@ -168,40 +165,24 @@ def yardsticks(cost: Cost, case: Case, sets: int, bytes_per_set: int, device: to
         bytes_per_set: as of the levels.
         device: where.
     """
-    found = {COPY: _copies(cost.bytes, sets, device)}
-    if cost.products:
-        found[PRODUCTS] = _products(cost.products, case.dtype, sets, device)
-    return [Subject(name, run, sets, bytes_per_set) for name, run in found.items()]
-
-
-def _copies(size: int, sets: int, device: torch.device) -> Callable[[int], object]:
-    """Calls that read `size / 2` bytes and write as many, in float32 and thus up to 7 bytes less.
-
-    They negate. `clone` and `copy_` of contiguous tensors are a `cudaMemcpyAsync`, whose speed jumps by half between
-    sizes that are almost the same. An elementwise kernel moves the same bytes and has no such jumps. The result is
-    allocated in each call, as that of a level is: on a CPU new pages cost time that no level avoids.
-    """
-    generator = torch.Generator(device).manual_seed(0)
-    halves = [torch.rand(max(1, size // 8), generator=generator, device=device) for _ in range(sets)]
-    return lambda index: torch.neg(halves[index])
-
-
-def _products(
-    shapes: tuple[tuple[int, int, int], ...], dtype: torch.dtype, sets: int, device: torch.device
-) -> Callable[[int], object]:
-    """Multiply as linear layers do: the second matrix is transposed."""
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(rows: int, columns: int) -> Tensor:
-        return torch.randn(rows, columns, generator=generator, device=device).to(dtype)
+        return torch.randn(rows, columns, generator=generator, device=device).to(case.dtype)
 
-    pairs = [[(matrix(m, k), matrix(n, k)) for m, n, k in shapes] for _ in range(sets)]
-
-    def run(index: int) -> list[Tensor]:
+    def products(index: int) -> list[Tensor]:
         with torch.no_grad():
-            return [left @ right.t() for left, right in pairs[index]]
+            return [left @ right.t() for left, right in pairs[index]]  # as linear layers do
 
-    return run
+    # In float32, so it may be up to 7 bytes less. It negates: `clone` and `copy_` of contiguous tensors are a
+    # `cudaMemcpyAsync`, whose speed jumps by half between sizes that are almost the same. The result is allocated in
+    # each call, as that of a level is: on a CPU new pages cost time that no level avoids.
+    halves = [torch.rand(max(1, cost.bytes // 8), generator=generator, device=device) for _ in range(sets)]
+    found = [Subject(COPY, lambda index: torch.neg(halves[index]), sets, bytes_per_set)]
+    if cost.products:
+        pairs = [[(matrix(m, k), matrix(n, k)) for m, n, k in cost.products] for _ in range(sets)]
+        found.append(Subject(PRODUCTS, products, sets, bytes_per_set))
+    return found
 
 
 def share(yardstick: Timing | None, timing: Timing) -> float | None:

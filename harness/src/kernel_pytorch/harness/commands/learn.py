@@ -5,7 +5,6 @@ The file that a task starts with computes the right values, unless it is a kerne
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import io
 import logging
@@ -191,18 +190,31 @@ def learn_command(
     is wrong; 2 for a name or a file that does not exist, and where a file would be written over.
     """
     if check is not None:
-        _check(check)
-    elif name is None:
+        task = check.stem.replace("_", "-")
+        if task not in TASKS:
+            raise UserError(f"{check.name} is no task's file; those are {', '.join(file_of(t).name for t in TASKS)}")
+        if not check.is_file():
+            raise UserError(f"there is no file {check}")
+        found = first_problem(task, check.resolve())
+        if isinstance(found, int):
+            tell(f"{check.name}: right in {found} cases")
+            return
+        case, expected, got = found
+        tell(f"{check.name} is wrong", f"  case: {case}", f"  expected: {expected}", f"  got: {got}")
+        tell(f"  read: docs/guide/{TASKS[task].page}.md")
+        raise typer.Exit(1)
+    if name is None:
         for task, (path, minutes, *_) in TASKS.items():
             tell(f"{task:16} {path:13} {minutes:3} min  {title(task)}")
         tell("kernel-pytorch learn NAME copies a task; kernel-pytorch learn --check FILE checks it.")
-    elif name not in TASKS:
+        return
+    if name not in TASKS:
         raise UserError(f"there is no task {name!r}; there are: {', '.join(TASKS)}")
-    elif Path(file_of(name).name).exists():
-        raise UserError(f"{file_of(name).name} is there already; move it first")
-    else:
-        file = Path(shutil.copyfile(file_of(name), file_of(name).name))
-        tell(f"{file}: {title(name)}. Then kernel-pytorch learn --check {file}")
+    file = Path(file_of(name).name)
+    if file.exists():
+        raise UserError(f"{file} is there already; move it first")
+    shutil.copyfile(file_of(name), file)
+    tell(f"{file}: {title(name)}. Then kernel-pytorch learn --check {file}")
 
 
 def file_of(name: str) -> Path:
@@ -212,8 +224,8 @@ def file_of(name: str) -> Path:
 
 def title(name: str) -> str:
     """What a task is about: the first line of its file, without its name."""
-    docstring = ast.get_docstring(ast.parse(file_of(name).read_text("utf-8"))) or ""
-    return docstring.partition("\n")[0].partition(": ")[2].rstrip(".")
+    first = file_of(name).read_text("utf-8").partition("\n")[0]
+    return first.partition(": ")[2].rstrip('."')
 
 
 def first_problem(name: str, file: Path) -> tuple[str, str, str] | int:
@@ -224,46 +236,29 @@ def first_problem(name: str, file: Path) -> tuple[str, str, str] | int:
             # First: an operator that both register shall be the reader's.
             start = load_file(file_of(name), f"kernel_pytorch_start_of_{name}")
             for case, expected, got in TASKS[name].check(load_file(file, f"kernel_pytorch_task_{name}"), start):
-                if differs(expected, got):
-                    return case, *shown(expected, got)
+                if found := difference(expected, got):
+                    return case, *found
                 count += 1
     except Exception as error:  # whatever the reader's code raises
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if Path(f.filename) == file]
         where = f" (line {lines[-1]})" if lines else ""
-        message = said(error) + where
-        return f"after {case!r}" if count else case, "no error", message
+        return f"after {case!r}" if count else case, "no error", f"{said(error)}{where}"
     return count
 
 
-def differs(expected: Any, got: Any) -> bool:
-    """Whether two values are not the same; tensors may differ by rounding, and NaN is never right."""
-    if not isinstance(expected, Tensor):
-        return bool(expected != got)
-    if not isinstance(got, Tensor) or got.shape != expected.shape:
-        return True
-    return not got.detach().double().allclose(expected.detach().double(), RELATIVE, ABSOLUTE)
+def difference(expected: Any, got: Any) -> tuple[str, str] | None:
+    """Both in a line, if they differ: of two tensors of one shape the elements that differ most, else their shapes.
 
-
-def shown(expected: Any, got: Any) -> tuple[str, str]:
-    """Both in a line: of two tensors of one shape the elements that differ most, else their shapes."""
+    Tensors may differ by rounding, and NaN is never right.
+    """
     if isinstance(expected, Tensor) and isinstance(got, Tensor) and got.shape == expected.shape:
-        off = (expected.detach().double() - got.detach().double()).abs().nan_to_num(float("inf"))
+        ours, truth = got.detach().double(), expected.detach().double()
+        if ours.allclose(truth, RELATIVE, ABSOLUTE):
+            return None
+        off = (ours - truth).abs().nan_to_num(float("inf"))
         place = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
-        return f"{float(expected[place]):.6g} at {list(place)}", f"{float(got[place]):.6g}"
+        return f"{float(truth[place]):.6g} at {list(place)}", f"{float(ours[place]):.6g}"
+    if not isinstance(expected, Tensor) and not isinstance(got, Tensor) and expected == got:
+        return None
     text = [f"shape {list(value.shape)}" if isinstance(value, Tensor) else str(value) for value in (expected, got)]
     return text[0], text[1]
-
-
-def _check(file: Path) -> None:
-    name = file.stem.replace("_", "-")
-    if name not in TASKS:
-        raise UserError(f"{file.name} is no task's file; those are {', '.join(file_of(each).name for each in TASKS)}")
-    if not file.is_file():
-        raise UserError(f"there is no file {file}")
-    found = first_problem(name, file.resolve())
-    if isinstance(found, int):
-        tell(f"{file.name}: right in {found} cases")
-        return
-    lines = [f"{file.name} is wrong", *(f"  {k}: {v}" for k, v in zip(("case", "expected", "got"), found, strict=True))]
-    tell(*lines, f"  read: docs/guide/{TASKS[name].page}.md")
-    raise typer.Exit(1)

@@ -6,27 +6,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.commands.common import (
-    PLAIN,
-    DeviceOption,
-    check_writable,
-    messages,
-    output,
-    warn_if_busy,
-)
+from kernel_pytorch.harness.commands.common import DeviceOption, check_writable, messages, output, tell, warn_if_busy
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.profiling import profile_module
 from kernel_pytorch.harness.profiling.factory import make, moved, place_of
 from kernel_pytorch.harness.profiling.profile import STEPS
 from kernel_pytorch.harness.profiling.records import remarks, summary
-
-VIEWERS = (
-    "page.html and memory.svg are no longer written: trace.json opens at https://ui.perfetto.dev, memory.pickle at "
-    "https://docs.pytorch.org/memory_viz; neither leaves your machine."
-)
 
 
 def profile_command(
@@ -80,9 +67,8 @@ def profile_command(
     except Exception as error:  # most of what runs here is the module's own code
         raise UserError(f"{factory} could not be profiled: {type(error).__name__}: {error}{place_of(error)}") from error
     output.print(profile.table(top))
-    for line in (*summary(profile), *remarks(profile, top)):
-        output.print(escape(line), **PLAIN)
+    tell(*summary(profile), *remarks(profile, top))
     if out is not None:
-        written = [str(file) for file in (*profile.write(out), trace, snapshot) if file is not None]
-        output.print(f"Written: {escape(', '.join(written))}", **PLAIN)
-        messages.print(VIEWERS, **PLAIN)
+        tell(f"Written: {', '.join(str(file) for file in (*profile.write(out), trace, snapshot) if file is not None)}")
+        viewers = "trace.json opens at https://ui.perfetto.dev, memory.pickle at https://docs.pytorch.org/memory_viz"
+        tell(f"{viewers}; neither leaves your machine.", to=messages)

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import functools
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable
-from fractions import Fraction
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from kernel_pytorch.harness.machine import (
-    TOLERANCE,
-    Ceilings,
-    Machine,
-    attain,
-    ceiling_for,
-    faster_than_physics,
-    measure_machine,
-)
-from kernel_pytorch.harness.profiling.events import Call, TensorUse, resolve
+from kernel_pytorch.harness.machine import TOLERANCE, Ceilings, Machine, attain, faster_than_physics, measure_machine
+from kernel_pytorch.harness.profiling.events import Call, distinct_bytes, resolve, tensor_label
 from kernel_pytorch.harness.profiling.records import Attainment, Bound, KernelUse, OperatorUse
 
 WRITES_ONLY = {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
@@ -33,9 +26,10 @@ READS_SOME = {"embedding", "index_select", "index", "gather", "take", "take_alon
 WRITES_SOME = {"index_put_", "_index_put_impl_", "_unsafe_index_put", "index_add_", "scatter_", "scatter_add_"}
 """Operators that touch a part of their first argument, no more than the others hold."""
 
-AT_LEAST = "at least: what it kept from its forward, and what it writes in place, is not recorded"
-NO_ARGUMENTS = "not known: the profiler recorded no tensor"
-
+TOO_FAST = (
+    "faster than the limit: overcounted, where not all of an input is read or it lay in a nearer cache; or the limit "
+    "was measured at a lower clock or on a busy machine"
+)
 
 Count = tuple[int | None, str]
 """A number of bytes or FLOPs, None where it is not known; why it is not, or what it leaves out."""
@@ -48,37 +42,34 @@ def traffic(call: Call) -> Count:
     """
     if call.kind in ("kernel", "host"):
         return None, "not known: no operator launched it"
-    if not all(t.strided for t in call.tensors):
+    if any(t.layout != torch.strided for t in call.tensors):
         return None, "not known: an argument is sparse"
     if call.kind == "function":
-        return (_bytes(call.tensors) + call.allocated, AT_LEAST) if call.tensors else (None, NO_ARGUMENTS)
-    name = call.name.rpartition("::")[2]
+        if not call.tensors:
+            return None, "not known: the profiler recorded no tensor"
+        least = "at least: what it kept from its forward, and what it writes in place, is not recorded"
+        return _bytes(call.tensors) + call.allocated, least
+    operator, name = resolve(call.name, call.overload), call.name.rpartition("::")[2]
     if "empty" in name:
         return 0, "memory is set aside, not written"
-    operator = resolve(call.name, call.overload)
-    if torch.Tag.inplace_view in operator.tags:
-        return 0, "a view: nothing is moved"
     declared = operator._schema.arguments
-    uses = [(i, t) for i, argument in enumerate(call.arguments) for t in tree_leaves(argument)
-            if isinstance(t, TensorUse)]  # fmt: skip
+    uses = [(i, t) for i, given in enumerate(call.arguments) for t in tree_leaves(given) if isinstance(t, Tensor)]
     writes = [i for i, argument in enumerate(declared) if argument.is_write]
-    written = [t for i, t in uses if i in writes]
-    output = _bytes(written) + call.allocated
-    if output == 0:
-        if any("Tensor" in str(value.type) for value in operator._schema.returns):
-            return 0, "a view: nothing is moved"
-        if name in ("_local_scalar_dense", "item"):
-            return sum(t.dtype.itemsize for t in call.tensors), ""
+    output = _bytes(t for i, t in uses if i in writes) + call.allocated
+    if output == 0 and name in ("_local_scalar_dense", "item"):
+        return sum(t.dtype.itemsize for t in call.tensors), ""
+    returns_tensor = any("Tensor" in str(value.type) for value in operator._schema.returns)
+    if torch.Tag.inplace_view in operator.tags or (output == 0 and returns_tensor):
+        return 0, "a view: nothing is moved"
     # An `out=`, or the target of a copy, is written without being read.
     overwritten = [i for i in writes if declared[i].kwarg_only or (i == 0 and name in WRITES_ONLY)]
-    first = [t for i, t in uses if i == 0 and i not in overwritten]
+    read = [t for i, t in uses if i not in overwritten]
+    first = sum(distinct_bytes(t) for i, t in uses if i == 0)
     others = [t for i, t in uses if i != 0 and i not in overwritten]
     if name in READS_SOME:
-        return output + min(sum(t.bytes for t in first), output) + _bytes(others), ""
-    untouched = 0
-    if name in WRITES_SOME and written:
-        untouched = 2 * max(0, written[0].bytes - sum(t.bytes for i, t in uses if i != 0))
-    return output + _bytes([*first, *others]) - untouched, ""
+        return output + min(first, output) + _bytes(others), ""
+    untouched = max(0, first - sum(map(distinct_bytes, others))) if name in WRITES_SOME and 0 in writes else 0
+    return output + _bytes(read) - 2 * untouched, ""
 
 
 def flops(call: Call) -> Count:
@@ -95,79 +86,43 @@ def flops(call: Call) -> Count:
         formula = flop_registry.get(getattr(torch.ops.aten, call.name[len("aten::") :].replace("_for_cpu", "")))
     if formula is None:
         return None, "not counted: torch has no formula for it"
-    positional, named = _split(operator, call.arguments, lambda t: torch.Size(t.shape))
-    try:  # what it returns, as tensors without memory
-        meta = functools.partial(torch.empty_strided, device="meta")
-        given, options = _split(operator, call.arguments, lambda t: meta(t.shape, t.strides, dtype=t.dtype))
-        outputs = operator(*given, **{k: v for k, v in options.items() if k not in ("device", "generator")})
-    except Exception:  # an argument that the profiler does not record; most formulas read no output
-        outputs = None
-    try:
-        full = int(formula(*positional, **named, out_val=outputs))
-    except Exception as error:
-        return None, f"not counted: the formula failed ({type(error).__name__})"
-    share = _causal_share(operator, call)
-    return (full, "") if share == 1 else (int(full * share), "without those that the causal mask leaves out")
-
-
-def _bytes(tensors: Iterable[TensorUse]) -> int:
-    """Bytes of these tensors, each counted once, however often it was given."""
-    return sum({t.identity or id(t): t.bytes for t in tensors}.values())
-
-
-def _causal_share(operator: Any, call: Call) -> Fraction:
-    """The part of an attention's square that a causal mask leaves: torch's formulas count all of it."""
-    names = [declared.name for declared in operator._schema.arguments]
-    given = dict(zip(names, call.arguments, strict=False))
-    query, key = given.get("query"), given.get("key")
-    if given.get("is_causal") is not True or not (isinstance(query, TensorUse) and isinstance(key, TensorUse)):
-        return Fraction(1)
-    if len(query.shape) < 2 or len(key.shape) < 2:
-        return Fraction(1)
-    rows, columns = query.shape[-2], key.shape[-2]
-    square = min(rows, columns)
-    # Row i sees the first i + 1 columns.
-    seen = square * (square + 1) // 2 + max(0, rows - columns) * columns
-    return Fraction(seen, max(rows * columns, 1))
-
-
-def _split(operator: Any, arguments: tuple[Any, ...], convert: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Recorded arguments as the operator is called: by position, and by name where the schema demands it."""
     positional: list[Any] = []
     named: dict[str, Any] = {}
-    for declared, value in zip(operator._schema.arguments, arguments, strict=False):
-        converted = tree_map_only(TensorUse, convert, value)
+    for declared, value in zip(operator._schema.arguments, call.arguments, strict=False):
         if value is None and declared.has_default_value():
-            converted = declared.default_value
+            value = declared.default_value
         if declared.kwarg_only:
-            named[declared.name] = converted
+            named[declared.name] = value
         else:
-            positional.append(converted)
-    return positional, named
+            positional.append(value)
+    try:  # what it returns, as tensors without memory
+        outputs = operator(*positional, **{k: v for k, v in named.items() if k not in ("device", "generator")})
+    except Exception:  # an argument that the profiler does not record; most formulas read no output
+        outputs = None
+    shapes, options = tree_map_only(Tensor, lambda t: t.shape, (positional, named))
+    try:
+        full = int(formula(*shapes, **options, out_val=outputs))
+    except Exception as error:
+        return None, f"not counted: the formula failed ({type(error).__name__})"
+    given = dict(zip((a.name for a in operator._schema.arguments), call.arguments, strict=False))
+    if given.get("is_causal") is not True:
+        return full, ""
+    # Row i sees the first i + 1 columns; torch's formulas count the whole square.
+    rows, columns = given["query"].shape[-2], given["key"].shape[-2]
+    square = min(rows, columns)
+    seen = square * (square + 1) // 2 + max(0, rows - columns) * columns
+    return full * seen // max(rows * columns, 1), "without those that the causal mask leaves out"
 
 
-TOO_FAST = (
-    "faster than the limit: overcounted, where not all of an input is read or it lay in a nearer cache; or the limit "
-    "was measured at a lower clock or on a busy machine"
-)
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of these tensors, each counted once, however often it was given."""
+    return sum({id(t): distinct_bytes(t) for t in tensors}.values())
 
 
 @functools.cache
 def local_machine(device: str) -> Machine:
     """This machine with quickly measured ceilings; measured once per process, which takes some seconds."""
     return measure_machine(device, quick=True)
-
-
-def operator_uses(calls: Iterable[Call], ceilings: Ceilings) -> tuple[OperatorUse, ...]:
-    """One row per operator and shapes, the longest first; what took no time is left out."""
-    groups: dict[object, list[Call]] = {}
-    for call in calls:
-        shapes = () if call.kind == "host" else tuple((t.dtype, t.shape, t.strides) for t in call.tensors)
-        # With equal inputs, results may still differ in size: a sum over rows, a sum over columns.
-        groups.setdefault((call.kind, call.name, call.overload, shapes, call.allocated), []).append(call)
-    total = sum(call.seconds for group in groups.values() for call in group)
-    rows = [_row(group, total, ceilings) for group in groups.values() if any(call.seconds > 0.0 for call in group)]
-    return tuple(sorted(rows, key=lambda row: row.seconds, reverse=True))
 
 
 def place(
@@ -182,32 +137,43 @@ def place(
     Args:
         moved: compulsory bytes; None if unknown.
         arithmetic: FLOPs; None if not counted.
-        seconds: of one call.
+        seconds: of one call; without any there are no rates.
         dtype: of the principal input.
         ceilings: of the machine.
     """
-    if moved is None and arithmetic is None:
+    if seconds <= 0.0 or (moved is None and arithmetic is None):
         return Attainment()
     dtype_name = str(dtype).removeprefix("torch.")
-    attained = attain(moved or 0, arithmetic or 0, seconds, ceilings, max(moved or 0, 1), dtype_name)
-    problem = faster_than_physics(attained)
+    found = attain(moved or 0, arithmetic or 0, seconds, ceilings, max(moved or 0, 1), dtype_name)
     rates: dict[str, Any] = {}
     if moved is not None:
-        matmul = ceilings.matmul_flops_per_second.get(dtype_name)
-        limits: dict[Bound, float] = {
-            "memory": moved / ceiling_for(ceilings, max(moved, 1)).bytes_per_second,
-            "compute": (arithmetic or 0) / matmul if matmul else 0.0,
-            "overhead": ceilings.launch_overhead_seconds,
-        }
-        rates |= {"bytes_per_second": attained.bytes_per_second, "share_of_copy": attained.share_of_copy}
-        rates["bound"] = max(limits, key=lambda name: limits[name])
+        rates |= {"bytes_per_second": found.bytes_per_second, "share_of_copy": found.share_of_copy}
+        needed: dict[Bound, float] = {"memory": found.share_of_copy, "compute": found.share_of_matmul or 0.0}
+        needed["overhead"] = ceilings.launch_overhead_seconds / seconds
+        rates["bound"] = max(needed, key=lambda name: needed[name])
     if arithmetic is not None:
-        rates |= {"flops_per_second": attained.flops_per_second, "share_of_matmul": attained.share_of_matmul}
-    if problem:
-        shares = {"memory": attained.share_of_peak, "compute": attained.share_of_matmul or 0.0}
+        rates |= {"flops_per_second": found.flops_per_second, "share_of_matmul": found.share_of_matmul}
+    if problem := faster_than_physics(found):
+        shares = {"memory": found.share_of_peak, "compute": found.share_of_matmul or 0.0}
         rates["above"] = tuple(name for name, share in shares.items() if share > 1.0 + TOLERANCE)
         rates["problem"] = f"{TOO_FAST} ({problem})"
     return Attainment(**rates)
+
+
+def operator_uses(calls: Iterable[Call], ceilings: Ceilings) -> tuple[OperatorUse, ...]:
+    """One row per operator and shapes, the longest first; what took no time is left out."""
+    groups: dict[object, list[Call]] = defaultdict(list)
+    for call in calls:
+        shapes = (
+            ()
+            if call.kind == "host"
+            else tuple((t.dtype, t.shape, t.layout == torch.strided and t.stride()) for t in call.tensors)
+        )
+        # With equal inputs, results may still differ in size: a sum over rows, a sum over columns.
+        groups[call.kind, call.name, call.overload, shapes, call.allocated].append(call)
+    total = sum(call.seconds for group in groups.values() for call in group)
+    rows = [_row(group, total, ceilings) for group in groups.values() if any(call.seconds > 0.0 for call in group)]
+    return tuple(sorted(rows, key=lambda row: row.seconds, reverse=True))
 
 
 def _row(group: list[Call], total: float, ceilings: Ceilings) -> OperatorUse:
@@ -215,14 +181,15 @@ def _row(group: list[Call], total: float, ceilings: Ceilings) -> OperatorUse:
     seconds = sum(call.seconds for call in group)
     per_call = statistics.median(call.seconds for call in group)
     (moved, bytes_note), (arithmetic, flops_note) = traffic(first), flops(first)
-    placed = Attainment()
-    if per_call > 0.0:
-        dtypes = (t.dtype for t in first.tensors if t.dtype.is_floating_point or t.dtype.is_complex)
-        placed = place(moved, arithmetic, per_call, next(dtypes, None), ceilings)
+    dtype = next((t.dtype for t in first.tensors if t.is_floating_point() or t.is_complex()), None)
+    launches: dict[str, list[float]] = defaultdict(list)
+    for name, each in (kernel for call in group for kernel in call.kernels):
+        launches[name].append(each)
+    kernels = [KernelUse(name=name, calls=len(times), seconds=sum(times)) for name, times in launches.items()]
     return OperatorUse(
         name=f"{first.name}.{first.overload}" if first.overload else first.name,
         kind=first.kind,
-        inputs=tuple(tensor.label for tensor in first.tensors),
+        inputs=tuple(map(tensor_label, first.tensors)),
         calls=len(group),
         seconds=seconds,
         seconds_per_call=per_call,
@@ -231,15 +198,6 @@ def _row(group: list[Call], total: float, ceilings: Ceilings) -> OperatorUse:
         bytes_note=bytes_note,
         flops=arithmetic,
         flops_note=flops_note,
-        attained=placed,
-        kernels=_kernels(group),
+        attained=place(moved, arithmetic, per_call, dtype, ceilings),
+        kernels=tuple(sorted(kernels, key=lambda kernel: kernel.seconds, reverse=True)),
     )
-
-
-def _kernels(group: list[Call]) -> tuple[KernelUse, ...]:
-    found: dict[str, list[float]] = {}
-    for call in group:
-        for name, seconds in call.kernels:
-            found.setdefault(name, []).append(seconds)
-    uses = [KernelUse(name=name, calls=len(times), seconds=sum(times)) for name, times in found.items()]
-    return tuple(sorted(uses, key=lambda use: use.seconds, reverse=True))

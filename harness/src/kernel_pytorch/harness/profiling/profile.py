@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from kernel_pytorch.harness.clock import Interval, median_interval
+from kernel_pytorch.harness.clock import median_interval
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
-from kernel_pytorch.harness.clock.wall import wait_for
+from kernel_pytorch.harness.clock.wall import step_seconds, wait_for
 from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.machine import Machine
 from kernel_pytorch.harness.memory import allocations
@@ -24,7 +24,6 @@ from kernel_pytorch.harness.profiling.events import STEP, Call, profiler, read, 
 from kernel_pytorch.harness.profiling.records import PeakMemory, Profile
 
 STEPS = 5
-WARM_UP_STEPS = 3
 
 
 def profile_module(
@@ -72,26 +71,23 @@ def profile_module(
     if machine is None:
         on_stage("measuring what the machine can do")
         machine = local_machine(str(device))
-    with _gradients_kept(module, (inputs, named)) as clear, _named_kernels(compile, device):
-        on_stage("warming up")
-        step = _step(torch.compile(module) if compile else module, inputs, named, backward, clear)
-        for _ in range(WARM_UP_STEPS):
-            step()
-        on_stage("timing without the profiler")
-        interval = _time(step, device, max(steps, FEWEST_ROUNDS))
+    function = torch.compile(module) if compile else module
+    on_stage("timing without the profiler")
+    with _named_kernels(compile, device), _step(module, function, (inputs, named), backward) as step:
+        samples, _ = step_seconds({"": step}, device, max(steps, FEWEST_ROUNDS))[""]
         on_stage("profiling")
         calls, busy, wall = _record(step, device, steps, trace)
         on_stage("recording memory")
         memory, device_peak = _memory(step, device, snapshot)
     return Profile(
         module=type(module).__name__,
-        inputs=tuple(tensor_label(t.dtype, t.shape) for t in tree_leaves((inputs, named)) if isinstance(t, Tensor)),
+        inputs=tuple(tensor_label(t) for t in tree_leaves((inputs, named)) if isinstance(t, Tensor)),
         direction="both" if backward else "forward",
         compiled=compile,
         created=now(),
         machine=machine,
         steps=steps,
-        step=interval,
+        step=median_interval(samples),
         profiled_seconds=wall,
         busy_seconds=busy,
         operators=operator_uses(calls, machine.ceilings),
@@ -116,45 +112,37 @@ def device_of(module: torch.nn.Module, arguments: Any) -> torch.device:
     return device
 
 
+@contextlib.contextmanager
 def _step(
-    function: Callable[..., Any], inputs: Any, named: dict[str, Any], backward: bool, clear: Callable[[], None]
-) -> Callable[[], None]:
-    """One step, which leaves no gradient; where it has a backward, the incoming gradients are made here, once."""
+    module: torch.nn.Module, function: Callable[..., Any], arguments: Any, backward: bool
+) -> Iterator[Callable[[], None]]:
+    """One step, which leaves no gradient; at the end the gradients of before are there again."""
+    tensors = [t for t in (*module.parameters(), *tree_leaves(arguments)) if isinstance(t, Tensor) and t.is_leaf]
+    before = [t.grad for t in tensors]
 
     def outputs() -> list[Tensor]:
         with torch.set_grad_enabled(backward):
-            result = function(*inputs, **named)
+            result = function(*arguments[0], **arguments[1])
         return [t for t in tree_leaves(result) if isinstance(t, Tensor) and t.requires_grad]
 
-    incoming = [torch.randn_like(output) for output in outputs()] if backward else []
-    if backward and not incoming:
-        raise ValueError("backward: no output of the module requires a gradient; profile the forward alone")
+    def set_gradients(gradients: list[Tensor | None]) -> None:
+        for tensor, gradient in zip(tensors, gradients, strict=True):
+            tensor.grad = gradient
 
     def step() -> None:
         found = outputs()
         if backward:
             torch.autograd.backward(found, incoming)
-            clear()
+            set_gradients([None] * len(tensors))
 
-    return step
-
-
-@contextlib.contextmanager
-def _gradients_kept(module: torch.nn.Module, arguments: Any) -> Iterator[Callable[[], None]]:
-    """Yield a function that drops all gradients; restore the original ones at the end."""
-    tensors = [t for t in (*module.parameters(), *tree_leaves(arguments)) if isinstance(t, Tensor) and t.is_leaf]
-    before = [t.grad for t in tensors]
-
-    def clear() -> None:
-        for tensor in tensors:
-            tensor.grad = None
-
-    clear()
+    incoming = [torch.randn_like(output) for output in outputs()] if backward else []
+    if backward and not incoming:
+        raise ValueError("backward: no output of the module requires a gradient; profile the forward alone")
+    set_gradients([None] * len(tensors))
     try:
-        yield clear
+        yield step
     finally:
-        for tensor, gradient in zip(tensors, before, strict=True):
-            tensor.grad = gradient
+        set_gradients(before)
 
 
 def _named_kernels(compile: bool, device: torch.device) -> contextlib.AbstractContextManager[Any]:
@@ -166,21 +154,9 @@ def _named_kernels(compile: bool, device: torch.device) -> contextlib.AbstractCo
     return config.patch({"cpp.enable_kernel_profile": True})
 
 
-def _time(step: Callable[[], None], device: torch.device, rounds: int) -> Interval:
-    """Seconds of a step by the wall clock, until the device is done."""
-    samples = []
-    for _ in range(rounds):
-        wait_for(device)
-        begin = time.perf_counter()
-        step()
-        wait_for(device)
-        samples.append(time.perf_counter() - begin)
-    return median_interval(samples)
-
-
 def _record(
     step: Callable[[], None], device: torch.device, steps: int, trace: Path | str | None
-) -> tuple[tuple[Call, ...], float | None, float]:
+) -> tuple[list[Call], float | None, float]:
     """The calls of all steps, how long the GPU had work, and the wall clock around the steps."""
     wait_for(device)
     with profiler(device) as running:
@@ -212,8 +188,7 @@ def _memory(
     return found, peak
 
 
-TOTAL = "allocated"
-OTHER = "other"
+TOTAL, OTHER = "allocated", "other"
 CATEGORIES = {
     "PARAMETER": "parameters",
     "OPTIMIZER_STATE": "optimizer state",
@@ -245,40 +220,31 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> PeakMemory:
         split = any(category == "gradients" for category, _ in changes)
         note = "" if split else "not split: the profiler saw no gradient"
     except Exception as error:  # torch does not promise to keep this part of the profiler
-        changes, note = [], f"not split: the profiler failed on it ({type(error).__name__}: {error})"
+        note = f"not split: the profiler failed on it ({type(error).__name__}: {error})"
     if note:
         changes = [(TOTAL, change) for change in allocations(recorded, device)]
-    return _peak(changes, note)
+    held: Counter[str] = Counter()
+    at_peak: Counter[str] = Counter()
+    for category, change in changes:
+        held[category] += change
+        if held.total() > at_peak.total():
+            at_peak = Counter({name: count for name, count in held.items() if count})
+    return PeakMemory(peak=at_peak.total(), at_peak=dict(at_peak), note=note)
 
 
 def _categorised(recorded: Any, device: torch.device) -> Iterator[tuple[str, int]]:
     """Category and change in bytes, in the order of time, with tensors from before the call first."""
     found = recorded._memory_profile()
-    categories = found._categories
-
-    def named(key: Any, version: int) -> str:
-        category = categories.get(key, version)
-        return OTHER if category is None else CATEGORIES.get(category.name, OTHER)
-
     for _, action, (key, version), size in found.timeline:
         if key.device.type != device.type:
             continue
+        now, next_one = (
+            CATEGORIES.get(getattr(found._categories.get(key, each), "name", ""), OTHER)
+            for each in (version, version + 1)
+        )
         if action.name in ("PREEXISTING", "CREATE"):
-            yield named(key, version), size
-        else:
-            yield named(key, version), -size
-            if action.name != "DESTROY":  # INCREMENT_VERSION: written in place, may make a gradient of a temporary
-                yield named(key, version + 1), size
-
-
-def _peak(changes: list[tuple[str, int]], note: str) -> PeakMemory:
-    """The largest sum of the changes so far, and its parts."""
-    now: Counter[str] = Counter()
-    total = peak = 0
-    at_peak: dict[str, int] = {}
-    for category, change in changes:
-        now[category] += change
-        total += change
-        if total > peak:
-            peak, at_peak = total, {name: now[name] for name in (*CATEGORIES.values(), OTHER, TOTAL) if now[name]}
-    return PeakMemory(peak=peak, at_peak=at_peak, note=note)
+            yield now, size
+            continue
+        yield now, -size
+        if action.name != "DESTROY":  # INCREMENT_VERSION: written in place, may make a gradient of a temporary
+            yield next_one, size

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from pathlib import Path
 from typing import Literal
 
 from rich.console import RenderableType
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -118,7 +116,8 @@ class Profile(Record):
         created: UTC, ISO 8601.
         machine: what it ran on, and the measured limits that shares are of.
         steps: how many were profiled.
-        step: seconds of one step without the profiler, wall clock, the GPU's work waited for.
+        step: seconds of one step without the profiler, wall clock; steps repeat until a sample takes 20 ms, and each
+            sample waits for the GPU.
         profiled_seconds: wall clock over all profiled steps. The profiler slows the host down.
         busy_seconds: how long the GPU had work during these; None on a CPU.
         operators: one row per operator and shapes, the longest first. Their times add up to at most
@@ -147,39 +146,32 @@ class Profile(Record):
 
         Name and inputs, below them the figures and a GPU's kernels.
         """
-        title = f"{self.module}, {direction(self)}, on {self.machine.environment.device_name}"
+        how = "forward and backward" if self.direction == "both" else "forward"
+        how += ", torch.compile" if self.compiled else ""
+        title = f"{self.module}, {how}, on {self.machine.environment.device_name}"
         found: list[RenderableType] = [Text(title, style="italic")]
         for number, row in enumerate(self.operators[:top]):
-            figures = dict(zip(COLUMNS, cells(row, self.steps), strict=True))
+            name = row.name if row.kind == "operator" else f"{row.name} ({row.kind})"
+            # Equal labels that follow each other appear once.
+            runs = [(label, len(list(group))) for label, group in itertools.groupby(row.inputs)]
+            inputs = ", ".join(label if times == 1 else f"{times} of {label}" for label, times in runs)
             line = Table(box=None, padding=(0, 1, 0, 0), show_header=number == 0, header_style="dim")
             for column, width in WIDTHS.items():
                 line.add_column(column, justify="left" if column == "bound" else "right", width=width, overflow="fold")
-            line.add_row(*(escape(figures[column]) for column in WIDTHS))
-            found += [Text.assemble((figures["operator"], "bold"), "  ", (figures["inputs"], "dim")), line]
+            line.add_row(*cells(row, self.steps))
+            found += [Text.assemble((name, "bold"), "  ", (inputs, "dim")), line]
             for kernel in row.kernels if row.kind != "kernel" else ():
                 about = f"  {kernel.calls / self.steps:.3g} x {seconds(kernel.seconds / kernel.calls)}  {kernel.name}"
                 found.append(Text(about, style="dim", no_wrap=True, overflow="ellipsis"))
         return PrintableGroup(*found, Text(LEGEND, style="dim italic"))
 
-    def write(self, folder: Path | str, top: int | None = None) -> list[Path]:
-        """Write `profile.json` into a folder and return its path.
-
-        `top` belonged to the page, which is no longer written, and is ignored with a DeprecationWarning.
-        """
-        if top is not None:
-            warnings.warn(
-                "Profile.write(top=...) has no effect: page.html is no longer written; print `table(top)`, and open "
-                "the trace at https://ui.perfetto.dev",
-                DeprecationWarning,
-                stacklevel=2,
-            )
+    def write(self, folder: Path | str) -> list[Path]:
+        """Write `profile.json` into a folder and return its path."""
         file = Path(folder) / "profile.json"
         self.save(file)
         return [file]
 
 
-COLUMNS = ("operator", "calls", "time", "share", "inputs", "bytes", "bytes/s, of copy", "FLOPs", "FLOP/s, of matmul",
-           "bound")  # fmt: skip
 WIDTHS = {"calls": 5, "time": 7, "share": 6, "bytes": 10, "bytes/s, of copy": 15, "FLOPs": 6,
           "FLOP/s, of matmul": 15, "bound": 8}  # fmt: skip
 NOT_KNOWN = "not known"
@@ -191,54 +183,42 @@ LEGEND = (
 
 
 def cells(row: OperatorUse, steps: int) -> list[str]:
-    """One row, by `COLUMNS`, as plain text."""
-    placed = row.attained
-    rates = [
-        _rate(placed.bytes_per_second, placed.share_of_copy, 1e9, "GB/s"),
-        _rate(placed.flops_per_second, placed.share_of_matmul, 1e12, "TFLOP/s"),
-    ]
-    rates = [
-        TOO_FAST if name in placed.above else rate for name, rate in zip(("memory", "compute"), rates, strict=True)
-    ]
-    least = "≥ " if row.bytes_note.startswith("at least") else ""
+    """The figures of a row, by `WIDTHS`."""
+    placed, least = row.attained, "≥ " if row.bytes_note.startswith("at least") else ""
+    moves = "" if row.kind == "host" else NOT_KNOWN if row.bytes is None else least + size(row.bytes)
+    copy = _rate(placed.bytes_per_second, placed.share_of_copy, 1e9, "GB/s")
+    matmul = _rate(placed.flops_per_second, placed.share_of_matmul, 1e12, "TFLOP/s")
     return [
-        f"{row.name} ({row.kind})" if row.kind != "operator" else row.name,
         f"{row.calls / steps:.3g}",
         seconds(row.seconds_per_call),
         f"{row.share:.1%}",
-        gathered(row.inputs),
-        "" if row.kind == "host" else NOT_KNOWN if row.bytes is None else least + size(row.bytes),
-        least + rates[0] if rates[0] else "",
-        "" if row.flops is None else count(row.flops),
-        rates[1],
+        moves,
+        TOO_FAST if "memory" in placed.above else copy and least + copy,
+        "" if row.flops is None else _count(row.flops),
+        TOO_FAST if "compute" in placed.above else matmul,
         placed.bound or "",
     ]
 
 
 def summary(profile: Profile) -> list[str]:
     """What the rows do not say, one sentence each."""
-    s = profile.step
-    total = sum(row.seconds for row in profile.operators)
+    s, memory = profile.step, profile.memory
+    rows = seconds(sum(row.seconds for row in profile.operators))
     lines = [
         f"A step takes {seconds(s.median)} (median, 99% interval {seconds(s.low)} to {seconds(s.high)}) "
         "without the profiler.",
-        f"Under it, {profile.steps} steps took {seconds(profile.profiled_seconds)}; all rows together are "
-        f"{seconds(total)}.",
+        f"Under it, {profile.steps} steps took {seconds(profile.profiled_seconds)}; all rows together are {rows}.",
     ]
     if profile.busy_seconds is not None:
         busy = profile.busy_seconds / profile.steps
-        idle = max(0.0, 1.0 - busy / s.median)
-        lines.append(
-            f"The GPU had work for {seconds(busy)} a step"
-            + (f": {idle:.0%} of the step it waits for the host." if idle > 0.1 else ".")
-        )
-    at_peak = ", ".join(f"{name} {size(count)}" for name, count in profile.memory.at_peak.items())
-    lines.append(f"Memory of a step, at most: {size(profile.memory.peak)} ({at_peak or 'nothing'}).")
+        idle = 1.0 - busy / s.median
+        waits = f": {idle:.0%} of the step it waits for the host." if idle > 0.1 else "."
+        lines.append(f"The GPU had work for {seconds(busy)} a step{waits}")
+    at_peak = ", ".join(f"{name} {size(count)}" for name, count in memory.at_peak.items())
+    lines.append(f"Memory of a step, at most: {size(memory.peak)} ({at_peak or 'nothing'}).")
     if profile.device_peak is not None:
         lines.append(f"PyTorch had {size(profile.device_peak)} allocated on the GPU then, all tensors counted.")
-    if profile.memory.note:
-        lines.append(f"Memory is {profile.memory.note}.")
-    return lines
+    return [*lines, f"Memory is {memory.note}."] if memory.note else lines
 
 
 def remarks(profile: Profile, top: int) -> list[str]:
@@ -252,25 +232,12 @@ def remarks(profile: Profile, top: int) -> list[str]:
             "no matmul rate was measured in this dtype": row.flops and row.attained.share_of_matmul is None,
             "several kinds of kernels, placed together": len(row.kernels) > 1,
         }
-        for reason, holds in said.items():
-            if holds:
-                found.setdefault(reason, {})[row.name] = None
+        for reason in (reason for reason, holds in said.items() if holds):
+            found.setdefault(reason, {})[row.name] = None
     return [f"{', '.join(names)}: {reason}" for reason, names in found.items()]
 
 
-def direction(profile: Profile) -> str:
-    """Direction and compiler, for titles."""
-    name = "forward and backward" if profile.direction == "both" else "forward"
-    return f"{name}, torch.compile" if profile.compiled else name
-
-
-def gathered(labels: tuple[str, ...]) -> str:
-    """Labels with commas, those that follow each other and are equal told once."""
-    runs = [(label, len(list(group))) for label, group in itertools.groupby(labels)]
-    return ", ".join(label if times == 1 else f"{times} of {label}" for label, times in runs)
-
-
-def count(value: float) -> str:
+def _count(value: float) -> str:
     """A number with three significant digits and a decimal prefix."""
     for prefix, factor in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= factor:
@@ -279,7 +246,7 @@ def count(value: float) -> str:
 
 
 def _rate(value: float | None, share: float | None, factor: float, unit: str) -> str:
-    if value is None or value == 0.0:
+    if not value:
         return ""
     figure = f"{value / factor:,.0f}" if value >= 100 * factor else f"{value / factor:.3g}"
     return f"{figure} {unit}" + ("" if share is None else f", {share:.0%}")

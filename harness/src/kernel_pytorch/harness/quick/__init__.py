@@ -11,8 +11,8 @@ Each returns a record with `.table()`, which `print` shows, and `.to_json()`.
 
 from kernel_pytorch.harness.quick.comparison import compare_implementations, compare_levels, quick_benchmark
 from kernel_pytorch.harness.quick.growth import Growth, Scaling, fit_growth, scaling
-from kernel_pytorch.harness.quick.memory import profile_memory
-from kernel_pytorch.harness.quick.records import Benchmark, Comparison, Contender, MemoryProfile
+from kernel_pytorch.harness.quick.memory import MemoryProfile, profile_memory
+from kernel_pytorch.harness.quick.records import Benchmark, Comparison, Contender
 
 __all__ = [
     "Benchmark",

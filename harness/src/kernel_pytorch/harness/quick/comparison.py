@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from kernel_pytorch.harness import clock
 from kernel_pytorch.harness.api import check_names
 from kernel_pytorch.harness.availability import parse_device, why_not_timed
-from kernel_pytorch.harness.clock import (
-    Subject,
-    Timing,
-    compare_paired,
-    measure,
-    median_interval,
-    on_clock_stream,
-    sets_needed,
-)
 from kernel_pytorch.harness.clock.sampling import LONGEST_PASS, SHORTEST_SAMPLE
 from kernel_pytorch.harness.clock.statistics import FEWEST_ROUNDS
 from kernel_pytorch.harness.clock.wall import wait_for
@@ -28,29 +19,27 @@ from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.machine import Machine, attain, faster_than_physics
 from kernel_pytorch.harness.profiling.cost import TOO_FAST, local_machine
-from kernel_pytorch.harness.quick.inputs import (
-    BUDGET_FACTOR,
-    REPEATED,
-    Arguments,
-    Pool,
-    allowed,
-    check,
-    expect,
-    problem,
-    touched_bytes,
-)
+from kernel_pytorch.harness.quick.inputs import Arguments, Expected, Pool, problem
 from kernel_pytorch.harness.quick.records import Benchmark, Comparison, Contender
 from kernel_pytorch.harness.results import CaseRecord
-from kernel_pytorch.harness.technique import Case, Direction, Level, Operation, Technique
+from kernel_pytorch.harness.technique import Case, Direction, Level, Operation
 from kernel_pytorch.harness.timing import MEMORY_LIMIT, ROUNDS
 
 AFTER = "after timing, on fresh inputs: "
 REMEMBERS = "after timing, on new values in memory that it had seen: "
+REPEATED = "its inputs have no floating-point value to vary: every call saw the same ones"
+BUDGET_FACTOR = 4.0
+"""The largest that the harness allows, for implementations that declare none."""
 MOST_SETS = 2048
 MOST_WARM_UP = 1.0  # seconds for one call on every set
 
-Candidate = tuple[Callable[..., Any] | None, str, float]
-"""A function, or None and the reason why it cannot be timed here; how many times the reference's error it may err."""
+
+class Candidate(NamedTuple):
+    """A function, or None and why it is not timed; how many times the error of the reference its own may be."""
+
+    function: Callable[..., Any] | None
+    reason: str = ""
+    factor: float = BUDGET_FACTOR
 
 
 def quick_benchmark(
@@ -70,21 +59,20 @@ def quick_benchmark(
 
     Raises:
         ValueError: `rounds` is below what an interval needs.
-        TypeError: `rounds` is no whole number.
     """
-    arguments = Arguments.of(args, kwargs)
+    arguments = Arguments(args, kwargs)
     machine = machine or local_machine(str(arguments.device))
-    timings, moved, pool = time_together({"": function}, arguments, rounds=rounds)
-    record, too_fast = _timed(timings[""], moved, machine, arguments)
+    timings, moved, pool = time_together({"": function}, arguments, rounds)
+    fields, too_fast = _timed(timings[""], moved, machine, arguments)
     return Benchmark(
         name=name_of(function),
         device=machine.environment.device_name,
         inputs=arguments.labels,
-        **record,
+        **fields,
         calls_per_sample=timings[""].calls_per_sample,
         pool_bytes=timings[""].pool_bytes,
         bytes=moved,
-        bytes_per_second=moved / record["seconds"].median,
+        bytes_per_second=moved / fields["seconds"].median,
         problem=too_fast,
         notes=() if pool.varies else (REPEATED,),
     )
@@ -114,19 +102,19 @@ def compare_implementations(
         **kwargs: as `args`, by name (`reference`, `rounds` and `machine` are taken).
 
     Raises:
-        ValueError: no implementations, no such reference, or one that writes into its inputs or returns nothing that
-            can be compared; `rounds` is below what an interval needs.
-        TypeError: `rounds` is no whole number.
+        ValueError: no implementations, no such reference, or one that writes into its inputs; `rounds` is below what
+            an interval needs.
+        TypeError: the reference returns nothing that can be compared.
     """
-    if not implementations:
-        raise ValueError("implementations is empty; give functions by name")
     names = list(implementations)
+    if not names:
+        raise ValueError("implementations is empty; give functions by name")
     reference = names[0] if reference is None else reference
     if reference not in names:
         raise ValueError(f"reference is {reference!r}; the implementations are {', '.join(names)}")
-    candidates: dict[str, Candidate] = {name: (f, "", BUDGET_FACTOR) for name, f in implementations.items()}
     title = " / ".join(names) if len(names) <= 4 else f"{len(names)} implementations"
-    return _compare(title, candidates, reference, Arguments.of(args, kwargs), rounds, machine)
+    candidates = {name: Candidate(function) for name, function in implementations.items()}
+    return _compare(title, candidates, reference, Arguments(args, kwargs), rounds, machine)
 
 
 def compare_levels(
@@ -155,50 +143,43 @@ def compare_levels(
     Raises:
         UnknownNameError: no such technique, operation, case, level or device, or the name fits several; the message
             lists them.
-        TypeError: `levels` is one name, or `rounds` no whole number.
+        TypeError: `levels` is one name.
     """
     where = parse_device(None if device is None else str(device))
-    technique, found = _operation(operation)
+    first, _, second = operation.partition(".")
+    technique = discover().get(first)
+    operations = [o.name for o in technique.operations]
+    if not second and len(operations) > 1:
+        dotted = ", ".join(f"{first}.{name}" for name in operations)
+        raise UserError(f"{first} has {len(operations)} operations; name one of them: {dotted}")
+    check_names(first, "operation", [second] if second else None, operations)
+    found = technique.operation(second or operations[0])
     chosen = case if isinstance(case, Case) else _case(found, case, where)
-    names = [i.name for i in found.implementations]
-    check_names(found.name, "level", levels, names)
-    wanted = {*(names if levels is None else levels), found.reference.name}
-    implementations = [i for i in found.implementations if i.name in wanted]
-    if any(i.level is Level.COMPILE for i in implementations):
-        torch._dynamo.reset()  # past eight shapes torch.compile would give up
-    candidates: dict[str, Candidate] = {}
-    for i in implementations:
-        reason = why_not_timed(technique, i, where, chosen.dtype)
-        candidates[i.name] = (i.load() if reason is None else None, reason or "", i.budget_factor)
+    check_names(found.name, "level", levels, [i.name for i in found.implementations])
+    candidates = {}
+    for i in found.implementations:
+        if levels is None or i.name in levels or i is found.reference:
+            reason = why_not_timed(technique, i, where, chosen.dtype)
+            candidates[i.name] = Candidate(None if reason else i.load(), reason or "", i.budget_factor)
+            if i.level is Level.COMPILE:
+                torch._dynamo.reset()  # past eight shapes torch.compile would give up
     title = f"{technique.name}.{found.name}, {CaseRecord.of(chosen).label}"
-    arguments = Arguments.of(found.arguments(chosen, torch.Generator(where).manual_seed(0)))
+    arguments = Arguments(found.arguments(chosen, torch.Generator(where).manual_seed(0)), {})
     moved = found.cost(chosen, Direction.FORWARD).bytes
     return _compare(title, candidates, found.reference.name, arguments, rounds, machine, moved)
 
 
-def _operation(name: str) -> tuple[Technique, Operation]:
-    first, dot, second = name.partition(".")
-    technique = discover().get(first)
-    names = [o.name for o in technique.operations]
-    dotted = ", ".join(f"{first}.{n}" for n in names)
-    if not dot and len(names) > 1:
-        raise UserError(f"{first} has {len(names)} operations; name one of them: {dotted}")
-    if dot and second not in names:
-        raise UserError(f"no operation {name!r}; there are: {dotted}")
-    return technique, technique.operation(second or names[0])
-
-
 def _case(operation: Operation, name: str | None, device: torch.device) -> Case:
     tested = operation.test_grid.cases(device.type)
-    cases = [*operation.bench_grid.cases(device.type), *tested]
     if name is None:
         return next(case for case in tested if case.core)
-    fitting = [c for c in cases if name in (c.label, CaseRecord.of(c).label)] or [c for c in cases if c.name == name]
+    cases = {CaseRecord.of(case).label: case for case in (*operation.bench_grid.cases(device.type), *tested)}
+    fitting = {label: case for label, case in cases.items() if name in (label, case.label)}
+    fitting = fitting or {label: case for label, case in cases.items() if name == case.name}
     if len(fitting) != 1:
-        what = f"no case {name!r}" if not fitting else f"{len(fitting)} cases are named {name!r}"
-        listed = "; ".join(dict.fromkeys(CaseRecord.of(c).label for c in fitting or cases))
-        raise UserError(f"{operation.name}: {what}; there are: {listed}")
-    return fitting[0]
+        listed = "; ".join(fitting or cases)
+        raise UserError(f"{operation.name}: {len(fitting) or 'no'} cases are named {name!r}; there are: {listed}")
+    return next(iter(fitting.values()))
 
 
 def _compare(
@@ -212,46 +193,49 @@ def _compare(
 ) -> Comparison:
     """Compare candidates, of which the reference can run; `moved` is the bytes that each must move, if declared."""
     machine = machine or local_machine(str(arguments.device))
-    functions = {name: function for name, (function, *_) in candidates.items() if function is not None}
-    factors = {name: candidates[name][2] for name in functions}
+    functions = {name: c.function for name, c in candidates.items() if c.function is not None}
     values = Pool(arguments, 1)
-    expected = expect(functions[reference], arguments, values.sets[0])
-    before = {name: check(f, arguments, values.sets[0], expected, factors[name]) for name, f in functions.items()}
+    expected = Expected(functions[reference], arguments, values.sets[0])
+    before = {name: expected.check(function, candidates[name].factor) for name, function in functions.items()}
     right = {name: function for name, function in functions.items() if not problem(before[name])}
     if reference not in right:
         raise ValueError(f"the reference {reference!r} differs from itself: {problem(before[reference])}")
-    timings, moved, pool = time_together(right, arguments, rounds=rounds, moved=moved)
+    timings, moved, pool = time_together(right, arguments, rounds, moved)
     values.refresh()
-    again = expect(functions[reference], arguments, values.sets[0])
+    again = Expected(functions[reference], arguments, values.sets[0])
     contenders, notes = [], [] if pool.varies else [REPEATED]
-    for name, (function, reason, factor) in candidates.items():
-        if function is None:
-            contenders.append(Contender(name=name, status="unavailable", reason=reason))
-            continue
-        errors = [max(getattr(j, each) for j in before[name]) for each in ("relative_error", "error_over_budget")]
-        relative, over = (error if math.isfinite(error) else None for error in errors)  # JSON holds no infinity
-        fields: dict[str, Any] = {"status": "wrong", "reason": problem(before[name])}
+    for name, (_, reason, factor) in candidates.items():
+        fields: dict[str, Any] = {"status": "unavailable", "reason": reason}
+        if name in functions:
+            fields = {"status": "wrong", "reason": problem(before[name])}
+            for each in ("relative_error", "error_over_budget"):
+                worst = max(getattr(check, each) for check in before[name])
+                fields[each] = worst if math.isfinite(worst) else None  # JSON holds no infinity
         if name in right:
-            pool.write(0, values)  # memory that has been used hundreds of times, with other values
-            seen = problem(check(function, arguments, pool.sets[0], again, factor, in_place=True))
-            new = problem(check(function, arguments, values.sets[0], again, factor))
-            record, too_fast = _timed(timings[name], moved, machine, arguments)
-            fields |= record | {"reason": REMEMBERS + seen if seen else AFTER + new if new else ""}
+            pool.write(values)  # memory that has been used hundreds of times, with other values
+            seen = problem(again.check(right[name], factor, pool.sets[0]))
+            new = problem(again.check(right[name], factor))
+            timed, too_fast = _timed(timings[name], moved, machine, arguments)
+            fields |= timed | {"reason": REMEMBERS + seen if seen else AFTER + new if new else ""}
             if fields["reason"]:
                 fields["share_of_copy"] = None
             else:
+                fields["status"] = "measured"
                 notes += [f"{name}: {too_fast}"] if too_fast else []
-                ours, theirs = timings[name], timings[reference]  # times of other methods are other quantities
-                timed_alike = name != reference and ours.method == theirs.method
-                ratios = compare_paired(theirs.samples, ours.samples) if timed_alike else None
-                fields |= {"status": "measured", "comparison": ratios}
-        contenders.append(Contender(name=name, relative_error=relative, error_over_budget=over, **fields))
+                ours, theirs = timings[name], timings[reference]
+                if name != reference and ours.method == theirs.method:  # other methods time other quantities
+                    fields["comparison"] = clock.compare_paired(theirs.samples, ours.samples)
+        contenders.append(Contender(name=name, **fields))
+    factors = " or ".join(f"{factor:g}" for factor in sorted({candidates[name].factor for name in functions}))
+    around = f"the tolerances of torch.testing.assert_close around the reference, because {expected.no_truth}"
+    budget = f"{factors} times the error of the reference itself, against the reference in float64, plus one unit in " \
+        "the last place"  # fmt: skip
     return Comparison(
         title=title,
         device=machine.environment.device_name,
         inputs=arguments.labels,
         reference=reference,
-        tolerance=allowed(expected, factors.values()),
+        tolerance=around if expected.no_truth else budget,
         bytes=moved,
         pool_bytes=timings[reference].pool_bytes,
         contenders=tuple(contenders),
@@ -259,10 +243,12 @@ def _compare(
     )
 
 
-def _timed(timing: Timing, moved: int, machine: Machine, arguments: Arguments) -> tuple[dict[str, Any], str]:
+def _timed(timing: clock.Timing, moved: int, machine: Machine, arguments: Arguments) -> tuple[dict[str, Any], str]:
     """The fields of a record that every timing has, and why its rate cannot be true, or ""."""
-    seconds = median_interval(timing.samples)
-    attained = attain(moved, 0, seconds.median, machine.ceilings, timing.pool_bytes, arguments.dtype_name)
+    seconds = clock.median_interval(timing.samples)
+    dtype = next((t.dtype for t in arguments.tensors if t.is_floating_point()), None)
+    dtype_name = str(dtype).removeprefix("torch.")
+    attained = attain(moved, 0, seconds.median, machine.ceilings, timing.pool_bytes, dtype_name)
     impossible = faster_than_physics(attained)
     share = None if impossible else attained.share_of_copy
     fields = {"seconds": seconds, "samples": timing.samples, "method": timing.method, "share_of_copy": share}
@@ -270,8 +256,8 @@ def _timed(timing: Timing, moved: int, machine: Machine, arguments: Arguments) -
 
 
 def time_together(
-    functions: Mapping[str, Callable[..., Any]], arguments: Arguments, *, rounds: int, moved: int | None = None
-) -> tuple[dict[str, Timing], int, Pool]:
+    functions: Mapping[str, Callable[..., Any]], arguments: Arguments, rounds: int, moved: int | None = None
+) -> tuple[dict[str, clock.Timing], int, Pool]:
     """Time functions in turns, without gradients, all on the same input sets.
 
     Args:
@@ -285,29 +271,33 @@ def time_together(
 
     Raises:
         ValueError: `rounds` is below what an interval needs.
-        TypeError: `rounds` is no whole number.
     """
-    if not isinstance(rounds, int) or isinstance(rounds, bool):
-        raise TypeError(f"rounds: given {rounds!r}; allowed are whole numbers from {FEWEST_ROUNDS} on")
     if rounds < FEWEST_ROUNDS:
         raise ValueError(f"rounds is {rounds}; a 99% interval needs {FEWEST_ROUNDS} or more")
     device = arguments.device
-    with torch.no_grad(), on_clock_stream(device):
+    with torch.no_grad(), clock.on_clock_stream(device):
         first, trial = next(iter(functions.values())), Pool(arguments, 2)
-        result = arguments.call(first, trial.sets[0])
-        moved = touched_bytes(arguments, result, first) if moved is None else moved
-        # On new values each time: a function that remembers results would look short, and be called far too often.
-        seconds = _seconds(lambda: arguments.call(first, trial.sets[1]), device, trial.refresh)
+        result = arguments.bind(first, trial.sets[0])()
+        moved = arguments.touched_bytes(result, first) if moved is None else moved
+        found: list[float] = []
+        while len(found) < 5 and sum(found) <= LONGEST_PASS:
+            # A function that remembers results would look short, and be called far too often.
+            trial.refresh()
+            wait_for(device)
+            begin = time.perf_counter()
+            arguments.bind(first, trial.sets[1])()
+            wait_for(device)
+            found.append(time.perf_counter() - begin)
         # Each function keeps its last result of every set, so the limit is shared.
         limit = MEMORY_LIMIT[device.type] // (2 * len(functions))
-        pool = Pool(arguments, sets_for(moved, seconds, device, limit))
-        prepared = [arguments.unflatten(leaves) for leaves in pool.sets]
+        pool = Pool(arguments, sets_for(moved, max(min(found), 1e-7), device, limit))
 
-        def subject(name: str, function: Callable[..., Any]) -> Subject:
-            return Subject(name, lambda i: function(*prepared[i][0], **prepared[i][1]), len(prepared), moved)
+        def subject(name: str) -> clock.Subject:
+            calls = [arguments.bind(functions[name], leaves) for leaves in pool.sets]
+            return clock.Subject(name, lambda index: calls[index](), len(calls), moved)
 
-        subjects = list(itertools.starmap(subject, functions.items()))
-        return measure(subjects, device, rounds=rounds, refresh=pool.refresh), moved, pool
+        subjects = [subject(name) for name in functions]
+        return clock.measure(subjects, device, rounds=rounds, refresh=pool.refresh), moved, pool
 
 
 def sets_for(bytes_per_set: int, seconds_per_call: float, device: torch.device, memory_limit_bytes: int) -> int:
@@ -315,24 +305,11 @@ def sets_for(bytes_per_set: int, seconds_per_call: float, device: torch.device, 
 
     Fewer if one call on every set would take longer than `MOST_WARM_UP`.
     """
-    sets = sets_needed(max(bytes_per_set, 1), device, memory_limit_bytes=memory_limit_bytes)
+    sets, size = 2, max(bytes_per_set, 1)
     if device.type == "cpu":
-        wanted = min(math.ceil(SHORTEST_SAMPLE / seconds_per_call), MOST_SETS)
-        sets = max(sets, min(wanted, memory_limit_bytes // max(bytes_per_set, 1)))
+        sets = min(math.ceil(SHORTEST_SAMPLE / seconds_per_call), MOST_SETS, memory_limit_bytes // size)
+    sets = max(sets, clock.sets_needed(size, device, memory_limit_bytes=memory_limit_bytes))
     return max(2, min(sets, math.ceil(MOST_WARM_UP / seconds_per_call)))
-
-
-def _seconds(call: Callable[[], object], device: torch.device, prepare: Callable[[], None]) -> float:
-    """About how long one call takes: the shortest of five, or of fewer that take `LONGEST_PASS` together."""
-    found: list[float] = []
-    while len(found) < 5 and sum(found) <= LONGEST_PASS:
-        prepare()
-        wait_for(device)
-        begin = time.perf_counter()
-        call()
-        wait_for(device)
-        found.append(time.perf_counter() - begin)
-    return max(min(found), 1e-7)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
-
-import numpy as np
-import torch
 
 from kernel_pytorch.harness.clock import Interval, median_interval
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.quick.comparison import name_of, time_together
 from kernel_pytorch.harness.quick.inputs import Arguments
-from kernel_pytorch.harness.quick.records import axis_of, times
+from kernel_pytorch.harness.quick.records import TIMES, times
 from kernel_pytorch.harness.records import Part
 from kernel_pytorch.harness.report import seconds
 from kernel_pytorch.harness.tables import PrintableTable, table
@@ -22,8 +19,6 @@ from kernel_pytorch.harness.timing import ROUNDS
 
 FEWEST_SIZES = 5
 """A line through fewer points says little about them."""
-
-REMOVED = ("candidates", "fits", "model", "slope", "span", "told_apart")
 
 
 class Growth(Part):
@@ -49,12 +44,6 @@ class Growth(Part):
     def at(self, size: int) -> float:
         """The fitted seconds of a size."""
         return self.factor * size**self.exponent
-
-    def __getattr__(self, name: str) -> Any:
-        """Name the replacement of what was removed."""
-        if name in REMOVED:
-            raise AttributeError(f"Growth.{name} was removed with the fitted laws; use exponent and r_squared")
-        return super().__getattr__(name)  # type: ignore[misc]
 
 
 class Point(Part):
@@ -83,25 +72,7 @@ class Scaling(Part):
     def table(self) -> PrintableTable:
         """One row per size; both `print` and rich show it."""
         rows = [[f"{p.size:,}", *times(p.seconds), seconds(self.growth.at(p.size))] for p in self.points]
-        columns = ("size", "median", "99% interval", "fitted")
-        return table(f"{self.name} on {self.device}", columns, rows, self.growth.verdict)
-
-    def plot(self, path: Path | str) -> Path:
-        """Draw times and fit, PNG or SVG by the name of the file.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not installed.
-            ValueError: another suffix.
-        """
-        with axis_of(Path(path), (6, 4)) as axis:
-            sizes = [point.size for point in self.points]
-            timed = [point.seconds for point in self.points]
-            errors = [[1e3 * (t.median - t.low) for t in timed], [1e3 * (t.high - t.median) for t in timed]]
-            axis.errorbar(sizes, [1e3 * t.median for t in timed], errors, fmt="o", color="black", capsize=2)
-            axis.plot(sizes, [1e3 * self.growth.at(size) for size in sizes])
-            axis.set(xscale="log", yscale="log", xlabel="size", ylabel="ms per call")
-            axis.set_title(f"{self.name}: {self.growth.verdict}", loc="left", parse_math=False)
-        return Path(path)
+        return table(f"{self.name} on {self.device}", ("size", *TIMES, "fitted"), rows, self.growth.verdict)
 
 
 def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = ROUNDS) -> Scaling:
@@ -118,14 +89,15 @@ def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = R
         ValueError: too few sizes, or one below 1; `rounds` below what an interval needs.
         TypeError: `make` returned neither, or `sizes` is no list.
     """
-    if not isinstance(sizes, Iterable) or isinstance(sizes, str):
-        raise TypeError(f"sizes: given {sizes!r}; allowed is a list of whole numbers, such as [1, 8, 64]")
-    ordered = sorted(set(sizes))
+    ordered, points = sorted(set(sizes)), []
     _check_sizes(ordered)
-    points = []
     for size in ordered:
-        function, arguments = _prepared(make, size)
-        timing = time_together({"": function}, arguments, rounds=rounds)[0][""]
+        made = make(size)
+        function, *positional = made if isinstance(made, tuple) else (made,)
+        if not callable(function):
+            raise TypeError(f"the function returned {made!r} for size {size}; it must return what is timed")
+        arguments = Arguments(positional, {})
+        timing = time_together({"": function}, arguments, rounds)[0][""]
         points.append(Point(size=size, seconds=median_interval(timing.samples), method=timing.method))
     return Scaling(
         name=name_of(make),
@@ -146,30 +118,16 @@ def fit_growth(sizes: Sequence[int], times: Sequence[float]) -> Growth:
         ValueError: sizes or times are others.
     """
     _check_sizes(sizes)
-    if len(times) != len(sizes) or not all(math.isfinite(t) and t > 0.0 for t in times):
-        raise ValueError(f"times are {list(times)}; there must be one above 0 for each of {len(sizes)} sizes")
-    x, y = np.log(np.array(sizes, dtype=np.float64)), np.log(np.array(times, dtype=np.float64))
-    exponent, constant = np.polyfit(x, y, 1)
-    variance = float(y.var())
-    unexplained = float((y - exponent * x - constant).var())
-    r_squared = max(0.0, 1.0 - unexplained / variance) if variance > 1e-20 else 0.0
-    return Growth(exponent=float(exponent), factor=math.exp(constant), r_squared=r_squared)
+    x, y = [math.log(size) for size in sizes], [math.log(time) for time in times]
+    exponent, constant = statistics.linear_regression(x, y)
+    varies = statistics.pvariance(y) > 1e-20
+    r_squared = statistics.correlation(x, y) ** 2 if varies else 0.0
+    return Growth(exponent=exponent, factor=math.exp(constant), r_squared=r_squared)
 
 
 def _check_sizes(sizes: Sequence[int]) -> None:
-    wrong = [size for size in sizes if not isinstance(size, int) or isinstance(size, bool) or size < 1]
+    wrong = [size for size in sizes if not isinstance(size, int) or size < 1]
     if wrong:
         raise ValueError(f"sizes hold {wrong[0]!r}; allowed are whole numbers from 1 on")
     if len(set(sizes)) < FEWEST_SIZES:
         raise ValueError(f"sizes are {len(set(sizes))} different ones; allowed are {FEWEST_SIZES} or more")
-
-
-def _prepared(make: Callable[[int], Any], size: int) -> tuple[Callable[..., Any], Arguments]:
-    made = make(size)
-    function, *positional = made if isinstance(made, tuple) and made else (made,)
-    if not callable(function) or isinstance(function, torch.Tensor):
-        raise TypeError(
-            f"the function returned {type(made).__name__} for size {size}; it must return what is timed: a function "
-            "without arguments, or a tuple of a function and its arguments"
-        )
-    return function, Arguments.of(positional)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -14,10 +12,38 @@ from torch.utils._pytree import tree_leaves
 from kernel_pytorch.harness import memory
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.profiling.profile import peak_memory
+from kernel_pytorch.harness.profiling.records import PeakMemory
 from kernel_pytorch.harness.quick.comparison import name_of
 from kernel_pytorch.harness.quick.inputs import Arguments
-from kernel_pytorch.harness.quick.records import MemoryProfile
+from kernel_pytorch.harness.quick.records import Measured
+from kernel_pytorch.harness.report import size
+from kernel_pytorch.harness.tables import PrintableTable, table
 from kernel_pytorch.harness.tensors import leaves
+
+
+class MemoryProfile(Measured):
+    """Memory that one call needs beside its arguments, in bytes.
+
+    Attributes:
+        name: of the function.
+        forward_peak: most that was allocated at any time in a forward without gradients, results included.
+        training_peak: the same over a forward and its backward, gradients included; None where nothing is
+            differentiable.
+        saved_for_backward: kept by the graph between the two, without arguments and results.
+        memory: the peak of the forward and its backward, or of the forward alone, arguments included.
+    """
+
+    name: str
+    forward_peak: int
+    training_peak: int | None = None
+    saved_for_backward: int | None = None
+    memory: PeakMemory
+
+    def table(self) -> PrintableTable:
+        """One row; both `print` and rich show it."""
+        figures = (self.forward_peak, self.training_peak, self.saved_for_backward)
+        row = ["nothing to train" if value is None else size(value) for value in figures]
+        return table(self.heading(self.name), ("peak, forward", "peak, training", "saved for backward"), [row])
 
 
 def profile_memory(function: Callable[..., Any], *args: Any, **kwargs: Any) -> MemoryProfile:
@@ -32,25 +58,23 @@ def profile_memory(function: Callable[..., Any], *args: Any, **kwargs: Any) -> M
     Raises:
         ValueError: no argument is a tensor, so the device is not known.
     """
-    arguments = Arguments.of(args, kwargs)
+    arguments = Arguments(args, kwargs)
     if not arguments.tensors:
         raise ValueError(f"{name_of(function)}: no argument is a tensor; give the tensors that it works on")
+    own, device = arguments.leaves, arguments.device
     parameters = list(function.parameters()) if isinstance(function, torch.nn.Module) else []
 
-    def tensors(*leaves: Any) -> tuple[Tensor, ...]:
-        return tuple(leaf for leaf in tree_leaves(arguments.call(function, leaves)) if isinstance(leaf, Tensor))
+    def call(*given: Any) -> tuple[Tensor, ...]:
+        return tuple(each for each in tree_leaves(arguments.bind(function, given)()) if isinstance(each, Tensor))
 
-    forward = functools.partial(tensors, *arguments.leaves)
+    def forward() -> object:
+        return call(*own)
+
     with torch.enable_grad():
-        trains = any(output.requires_grad for output in tensors(*leaves(arguments.leaves)))
-        use = memory.profile_memory(tensors, *arguments.leaves, parameters=parameters) if trains else None
-        step = memory.training_step(tensors, arguments.leaves, parameters) if trains else forward
-        at_peak = peak_memory(step, arguments.device)
-    without = {"training_peak": None, "saved_for_backward": None}
-    return MemoryProfile(
-        name=name_of(function),
-        device=describe_environment(arguments.device).device_name,
-        inputs=arguments.labels,
-        memory=at_peak,
-        **(asdict(use) if use else {"forward_peak": memory.peak(forward, arguments.device), **without}),
-    )
+        if any(output.requires_grad for output in call(*leaves(own))):
+            figures = memory.profile_memory(call, *own, parameters=parameters)._asdict()
+            at_peak = peak_memory(memory.training_step(call, own, parameters), device)
+        else:
+            figures, at_peak = {"forward_peak": memory.peak(forward, device)}, peak_memory(forward, device)
+    device_name = describe_environment(device).device_name
+    return MemoryProfile(name=name_of(function), device=device_name, inputs=arguments.labels, memory=at_peak, **figures)
