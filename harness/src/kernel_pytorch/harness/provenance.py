@@ -17,11 +17,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.implementation import Implementation, Level, PublicLevel
 from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.sources import tree_digest
 from kernel_pytorch.harness.static.cuda_code import LIBRARY, read_library
-from kernel_pytorch.harness.static.inspection import WorkerError, inspect, triton_level
+from kernel_pytorch.harness.static.inspection import inspect, triton_level
 from kernel_pytorch.harness.static.instructions import short_digest
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
 from kernel_pytorch.harness.static.record import known
@@ -87,9 +88,9 @@ def _launched(technique: Technique, arch: str, results: Path, *, compiling: bool
         return {}
     try:
         (inspection,) = inspect([technique], [arch])
-    except WorkerError:  # `kernel-pytorch static` says what is missing
+    except UserError:  # `kernel-pytorch static` says what is missing
         return {}
-    return inspection.findings.kernels
+    return inspection.kernels
 
 
 def _written(implementation: Implementation) -> Identity | None:
