@@ -34,6 +34,14 @@ def seconds(value: float) -> str:
     raise AssertionError
 
 
+def size(count: int) -> str:
+    """Bytes with three significant digits and a unit."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
+
+
 def speedup(comparison: Comparison | None) -> str:
     """A ratio with its verdict; "=" where the interval lies within the band of equivalence, "?" where none can say."""
     if comparison is None:
@@ -165,35 +173,27 @@ def terminal_tables(results: Results) -> list[Group]:
     return [Group(*found) for found in tables.values()]
 
 
-COST_COLUMNS = (
-    "operation", "level", "eager call", "compiled call", "graph replay", "peak, forward", "peak, training",
-    "saved for backward", "first call, cold", "first call, warm", "launches",
-)  # fmt: skip
+COSTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "eager call": ("eager", seconds),
+    "compiled call": ("compiled", seconds),
+    "graph replay": ("graph", seconds),
+    "peak, forward": ("forward_peak", size),
+    "peak, training": ("training_peak", size),
+    "saved for backward": ("saved_for_backward", size),
+    "first call, cold": ("cold_start", seconds),
+    "first call, warm": ("warm_start", seconds),
+    "launches": ("launches", str),
+}
+"""By column the field of `WholeCost`, and how it is shown."""
+COST_COLUMNS = ("operation", "level", *COSTS)
 
 
 def cost_rows(results: Results) -> list[list[str]]:
     """What calls cost beside device time, by `COST_COLUMNS`; `missing_costs` says why a cell has no figure."""
-    shown: list[Callable[[Any], str]] = [*[seconds] * 3, *[size] * 3, *[seconds] * 2, str]
     return [
-        [
-            c.operation,
-            c.implementation,
-            *(NO_FIGURE if v is None else show(v) for show, v in zip(shown, each, strict=True)),
-        ]
+        [c.operation, c.implementation]
+        + [NO_FIGURE if (v := getattr(c, field)) is None else show(v) for field, show in COSTS.values()]
         for c in results.costs
-        for each in [
-            (
-                c.eager,
-                c.compiled,
-                c.graph,
-                c.forward_peak,
-                c.training_peak,
-                c.saved_for_backward,
-                c.cold_start,
-                c.warm_start,
-                c.launches,
-            )
-        ]
     ]
 
 
@@ -218,14 +218,6 @@ def missing_costs(results: Results) -> list[str]:
         for name, reason in c.missing.items():
             found.setdefault((c.implementation, reason), {})[name.replace("_", " ")] = None
     return [f"{level}: {', '.join(names)} {NOT_MEASURED}: {reason}" for (level, reason), names in found.items()]
-
-
-def size(count: int) -> str:
-    """Bytes with three significant digits and a unit."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} B"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], rule: str = " --- ") -> list[str]:

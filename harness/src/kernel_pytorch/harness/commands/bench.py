@@ -33,7 +33,7 @@ from kernel_pytorch.harness.commands.common import (
     tell,
     warn_if_busy,
 )
-from kernel_pytorch.harness.commands.report import draw, show_heading, show_rest, show_tables, write_readmes
+from kernel_pytorch.harness.commands.report import draw, show, show_rest, write_readmes
 from kernel_pytorch.harness.commands.static import record_once
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import UserError
@@ -216,9 +216,7 @@ def _measure_all(
         """Print what is new, so that the first table comes soon, and save."""
         new = {key: found for key, found in by_job(results).items() if key not in shown}
         with on_job.paused():
-            if not shown:
-                show_heading(results)
-            show_tables(results.model_copy(update={"measurements": tuple(itertools.chain(*new.values()))}))
+            show(results.model_copy(update={"measurements": tuple(itertools.chain(*new.values()))}), heading=not shown)
         shown.update(new)
         if target is not None:
             _write(results, _unfinished(target), target)

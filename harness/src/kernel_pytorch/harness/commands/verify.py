@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -105,20 +104,12 @@ def table(reports: list[VerificationReport]) -> Group:
             found.add_section()
             found.add_row(Text(r.technique, style="bold"))
         for row in r.levels:
-            style = "green" if row.right == row.ran else "red"
-            found.add_row(
-                row.operation,
-                row.implementation,
-                f"[{style}]{row.right} of {row.ran}[/{style}]" if row.ran else "[yellow]none ran[/yellow]",
-                "" if row.worst is None else f"{row.worst:.0%}",
-            )
+            style, worst = "green" if row.right == row.ran else "red", "" if row.worst is None else f"{row.worst:.0%}"
+            right = f"[{style}]{row.right} of {row.ran}[/{style}]" if row.ran else "[yellow]none ran[/yellow]"
+            found.add_row(row.operation, row.implementation, right, worst)
             if row.not_run:
-                about = f"{row.operation} {row.implementation}, {row.not_run} could not run: {_some(row.unavailable)}"
-                missing.append(Text(about))
+                more = len(row.unavailable) - REASONS_SHOWN
+                left_out = [f"{more} more reasons, see --json"] if more > 0 else []
+                why = "; ".join([*row.unavailable[:REASONS_SHOWN], *left_out])
+                missing.append(Text(f"{row.operation} {row.implementation}, {row.not_run} could not run: {why}"))
     return Group(found, *missing)
-
-
-def _some(reasons: Sequence[str]) -> str:
-    """Return the first reasons and the number of the others."""
-    more = len(reasons) - REASONS_SHOWN
-    return "; ".join([*reasons[:REASONS_SHOWN], *([f"{more} more reasons, see --json"] if more > 0 else [])])
