@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness import adoption, timing
 from kernel_pytorch.harness.adoption import Verdict, judged
-from kernel_pytorch.harness.benchmark import benchmark
+from kernel_pytorch.harness.benchmark import bench
 from kernel_pytorch.harness.clock import statistics
 from kernel_pytorch.harness.commands import adopt
 from kernel_pytorch.harness.discovery import GROUP, discover
@@ -128,7 +128,9 @@ def clock(monkeypatch, machine):
 def verdicts(technique, machine):
     """What comes of measuring it in this process."""
     wanted, checked = adoption.candidates(technique, CPU), verify(technique, CPU, levels=["cuda"])
-    return judged(technique, CPU, wanted, checked, benchmark(technique, machine, CPU, adoption.plan_for(wanted)))
+    return judged(
+        technique, CPU, wanted, checked, bench(technique, adoption.plan_for(wanted), device=CPU, machine=machine)
+    )
 
 
 ASK = """
@@ -235,7 +237,7 @@ def measured(technique, level, ratios, **changes):
 
 def nothing(technique, machine):
     """Results without a measurement."""
-    return benchmark(dataclasses.replace(technique, operations=[]), machine, CPU, adoption.Plan(quick=True))
+    return bench(dataclasses.replace(technique, operations=[]), device=CPU, machine=machine)
 
 
 def right(level, dtype):

@@ -13,24 +13,9 @@ from rich.markup import escape
 
 from kernel_pytorch.harness import adoption
 from kernel_pytorch.harness.adoption import Verdict, Wanted
-from kernel_pytorch.harness.api import bench
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.commands.common import (
-    DeviceOption,
-    JobsOption,
-    OperationOption,
-    Steps,
-    TechniqueArgument,
-    TimeoutOption,
-    check_names,
-    check_writable,
-    messages,
-    operation_names,
-    output,
-    tell,
-    warn_broken,
-    warn_if_busy,
-)
+from kernel_pytorch.harness.benchmark import bench
+from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker, Workers
@@ -44,14 +29,14 @@ COLUMNS = ("function", "dtype", "level", "verdict")
 
 
 def adopt_command(
-    technique: TechniqueArgument = None,
-    operation: OperationOption = None,
-    device: DeviceOption = None,
+    technique: common.TechniqueArgument = None,
+    operation: common.OperationOption = None,
+    device: common.DeviceOption = None,
     reset: Annotated[
         bool, typer.Option("--reset", help="Measure nothing; remove what was adopted, of this technique or all.")
     ] = False,
-    timeout: TimeoutOption = CASE_TIMEOUT,
-    jobs: JobsOption = 1,
+    timeout: common.TimeoutOption = CASE_TIMEOUT,
+    jobs: common.JobsOption = 1,
 ) -> None:
     """Verify and time the kernels on this machine, and make those that win the defaults of this user on it.
 
@@ -66,8 +51,8 @@ def adopt_command(
     where = parse_device(device)
     discovery = discover()
     techniques = discovery.select(technique)
-    operations = check_names("operation", operation, operation_names(techniques))
-    warn_broken(discovery)
+    operations = common.check_names("operation", operation, common.operation_names(techniques))
+    common.warn_broken(discovery)
     known, file = _user_file(techniques, technique)
     before = _read(file, known) if not reset or os.path.lexists(file) else []
     if reset:
@@ -76,20 +61,20 @@ def adopt_command(
         kept = [row for row in before if technique not in (None, row.package)]
         if os.path.lexists(file) and (technique is None or len(kept) < len(before)):
             adoption.save(file, kept, known.SCHEMA_VERSION)
-            tell(f"{'written' if kept else 'removed'}: {file}")
+            common.tell(f"{'written' if kept else 'removed'}: {file}")
         else:
-            tell(f"nothing of {technique} is adopted" if before else f"nothing is adopted: there is no {file}")
+            common.tell(f"nothing of {technique} is adopted" if before else f"nothing is adopted: there is no {file}")
         return
-    check_writable(file.parent)
-    warn_if_busy()
+    common.check_writable(file.parent)
+    common.warn_if_busy()
     wanted = {t.name: adoption.candidates(t, where, operations) for t in techniques}
     if not any(wanted.values()):
-        tell(
+        common.tell(
             f"Nothing to adopt on {where}: no function has a kernel that can be timed there and whose place the"
             " package's own table leaves open; `kernel-pytorch list` prints both."
         )
         return
-    with Steps("measuring the machine") as step:
+    with common.Steps("measuring the machine") as step:
         machine = measure_machine(where, quick=True, on_step=step)
     wrong = False
     for each in (t for t in techniques if wanted[t.name]):
@@ -98,7 +83,7 @@ def adopt_command(
         for v in verdicts:
             good = f"[green]adopted[/green]: at least {v.speedup:.2f} times as fast as native"
             cells.append((v.operation, str(v.dtype).removeprefix("torch."), v.level, escape(v.reason) or good))
-        output.print(table(f"{each.name}: {each.title}", COLUMNS, cells, text=4))
+        common.output.print(table(f"{each.name}: {each.title}", COLUMNS, cells, text=4))
         new, here = adoption.rows(each, verdicts, machine.environment, where), known.device_name(where)
         # Another run may have written meanwhile. What was adopted here of these functions is replaced.
         before = [
@@ -107,7 +92,7 @@ def adopt_command(
         ] + new  # fmt: skip
         adoption.save(file, before, known.SCHEMA_VERSION)
         wrong |= any(v.reason.startswith("wrong: ") for v in verdicts)
-    tell(f"written: {file}" if before else "nothing is adopted")
+    common.tell(f"written: {file}" if before else "nothing is adopted")
     if wrong:
         raise typer.Exit(1)
 
@@ -130,14 +115,14 @@ def _measured(
     """Check the candidates on all cases, in all dtypes, adversarial inputs among them, and time those of the plan."""
     part = dataclasses.replace(technique, operations=[o for o in technique.operations if o.name in wanted])
     plan, verified = adoption.plan_for(wanted), []
-    with Workers(jobs, timeout) as workers, Steps(f"verify {technique.name}") as done:
+    with Workers(jobs, timeout) as workers, common.Steps(f"verify {technique.name}") as done:
         for each in verify(part, device, levels=list(plan.levels or ()), workers=workers):
             done(f"{each.operation} {each.implementation}")
             verified.append(each)
-    with Worker(timeout) as worker, Steps(technique.name, len(plan.jobs(technique, device))) as step:
-        results = bench(technique.name, plan, device=device, machine=machine, worker=worker, on_job=step)
+    with Worker(timeout) as worker, common.Steps(technique.name, len(plan.jobs(technique, device))) as step:
+        results = bench(technique, plan, device=device, machine=machine, worker=worker, on_job=step)
     if not results.complete:
-        tell(f"interrupted: nothing of {technique.name} is changed", to=messages)
+        common.tell(f"interrupted: nothing of {technique.name} is changed", to=common.messages)
         raise typer.Exit(130)
     return adoption.judged(technique, device, wanted, verified, results)
 
@@ -149,12 +134,12 @@ def show_adopted(techniques: list[Technique], device: torch.device, name: str | 
         return
     file = known.place()
     if file is None:
-        tell(f"{known.VARIABLE} is {known.OFF}: what was adopted is not used")
+        common.tell(f"{known.VARIABLE} is {known.OFF}: what was adopted is not used")
         return
     try:
         found = [row for row in known.read(file) if name in (None, row.package)]
     except ValueError as error:
-        tell(f"{file} is ignored: {error}")
+        common.tell(f"{file} is ignored: {error}")
         return
     cells = []
     for row in found:
@@ -163,7 +148,7 @@ def show_adopted(techniques: list[Technique], device: torch.device, name: str | 
         cells.append(map(escape, (row.package, row.function, row.dtype, row.level, row.device, about, used)))
     columns = ("technique", "function", "dtype", "level", "device", "measured", f"on {device}")
     if cells:
-        output.print(table(f"adopted: {file}", columns, cells, text=len(columns)))
+        common.output.print(table(f"adopted: {file}", columns, cells, text=len(columns)))
 
 
 def _read(file: Path, known: Any) -> list[Any]:

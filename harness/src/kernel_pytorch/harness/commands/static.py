@@ -9,15 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kernel_pytorch.harness.commands.common import (
-    TechniqueArgument,
-    check_names,
-    check_writable,
-    messages,
-    output,
-    select,
-    tell,
-)
+from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
 from kernel_pytorch.harness.static.inspection import triton_level
@@ -27,7 +19,7 @@ from kernel_pytorch.harness.technique import Technique
 
 
 def static_command(
-    technique: TechniqueArgument = None,
+    technique: common.TechniqueArgument = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every launch of the test and bench grids, not the covering set alone.")
     ] = False,
@@ -60,18 +52,20 @@ def static_command(
     Exit code: 0 if every contract is kept; 1 if one is broken, or with --recorded if the record is of other kernels;
     2 for a name that does not exist.
     """
-    chosen = check_names("architecture", arch, ARCHITECTURES) or ARCHITECTURES
+    chosen = common.check_names("architecture", arch, ARCHITECTURES) or ARCHITECTURES
     if everything and recorded is not None:
         raise UserError("--all and --recorded: a record holds the covering set alone; give one of them")
-    techniques, broken = select(technique)
-    check_writable(json)
+    techniques, broken = common.select(technique)
+    common.check_writable(json)
     if find_spec("triton") is None and any(map(triton_level, techniques)):
-        messages.print("Triton is not installed here (pip install triton, on Linux), so nothing can be compiled.")
+        common.messages.print(
+            "Triton is not installed here (pip install triton, on Linux), so nothing can be compiled."
+        )
         raise typer.Exit(1)
     started = time.perf_counter()
     have = {t.name: found for t in techniques if recorded is not None and (found := known(t, recorded)) is not None}
     techniques = [t for t in techniques if t.name not in have]
-    with messages.status("compiling") as status:
+    with common.messages.status("compiling") as status:
 
         def on_done(inspection: Inspection) -> None:
             status.update(f"compiling; done: {inspection.technique} for {inspection.arch}")
@@ -80,24 +74,24 @@ def static_command(
         try:
             inspections = inspect(techniques, archs, everything=everything, on_done=on_done)
         except UserError as error:
-            tell(f"kernel-pytorch static: {error}", to=messages)
+            common.tell(f"kernel-pytorch static: {error}", to=common.messages)
             raise typer.Exit(1) from None
     found = ((t, [i for i in inspections if i.technique == t.name]) for t in techniques)
     records = [*have.values(), *(summarize(t, each) for t, each in found if each)]
     for record in records:
         if record.compiled:
-            output.print(terminal_table(record, details))
-        tell(*record.broken, mark="broken")
+            common.output.print(terminal_table(record, details))
+        common.tell(*record.broken, mark="broken")
         missing = (f"{record.technique}: {reason}" for reason in record.not_compiled)
-        tell(*missing, mark="not known here", color="yellow")
+        common.tell(*missing, mark="not known here", color="yellow")
         if json is not None:
             file = record_file(json, record.technique)
             record.save(file)
-            tell(f"written: {file}")
-    tell(*(f"{n}: {len(r.compiled)} compilations as recorded; nothing changed since" for n, r in have.items()))
+            common.tell(f"written: {file}")
+    common.tell(*(f"{n}: {len(r.compiled)} compilations as recorded; nothing changed since" for n, r in have.items()))
     outdated = [] if recorded is None else [line for record in records for line in _outdated(record, recorded)]
-    tell(*outdated, mark="changed since it was recorded")
-    output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
+    common.tell(*outdated, mark="changed since it was recorded")
+    common.output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
     if outdated or any(record.broken for record in records) or broken:
         raise typer.Exit(1)
 
