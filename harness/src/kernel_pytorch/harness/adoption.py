@@ -97,7 +97,9 @@ def judged(
             wrong.setdefault((each.operation, each.implementation), each.failures()[0])
         elif each.unavailable is None:
             right.add((each.operation, each.implementation, each.trial.case.dtype))
-    by_case = {(m.operation, m.case.label, m.direction, m.implementation): m for m in results.measurements}
+    by_case: dict[tuple[str, ...], Measurement] = {
+        (m.operation, m.case.label, m.direction, m.implementation): m for m in results.measurements
+    }
     jobs = plan_for(wanted).jobs(technique, device)
     found = []
     for operation, dtype, levels in ((name, dtype, each[dtype]) for name, each in wanted.items() for dtype in each):

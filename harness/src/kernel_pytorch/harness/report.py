@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kernel_pytorch.harness.clock import Comparison
@@ -69,7 +69,7 @@ def fastest(group: Iterable[Measurement]) -> str | None:
 
 def columns(results: Results) -> tuple[str, ...]:
     """`COLUMNS`, with one more baseline where peers were measured."""
-    return COLUMNS if best_peer(results.measurements) is None else tuple(WIDTHS)
+    return tuple(WIDTHS) if best_peer(results.measurements) else COLUMNS
 
 
 def rows(group: list[Measurement], header: Sequence[str]) -> list[list[str]]:
@@ -159,10 +159,11 @@ def terminal_tables(results: Results) -> list[Group]:
         found = tables.setdefault((operation, direction), [])
         if not found:
             found.append(Text(f"\n{operation}, {direction}: median ± half of its 99% interval", style="bold italic"))
-        table = Table(box=None, padding=(0, 1, 0, 0), show_header=len(found) == 1, header_style="dim")
-        for name in header:
-            right = name not in ("level", "error")
-            table.add_column(name, justify="right" if right else "left", width=WIDTHS[name], overflow="fold")
+        shown = [
+            Column(name, justify="left" if name in ("level", "error") else "right", width=width, overflow="fold")
+            for name, width in WIDTHS.items() if name in header
+        ]  # fmt: skip
+        table = Table(*shown, box=None, padding=(0, 1, 0, 0), show_header=len(found) == 1, header_style="dim")
         absent = []
         for m, row in zip(group, rows(group, header), strict=True):
             if m.time is None:
@@ -202,9 +203,8 @@ def cost_table(results: Results) -> Group:
     cases = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
     found: list[RenderableType] = [Text(f"\noverheads of a call: {cases}", style="bold italic")]
     for chosen in ((0, 1, 2, 3, 4, 8, 9), (0, 1, 5, 6, 7, 10)):
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for place in chosen:
-            table.add_column(COST_COLUMNS[place], justify="left" if place < 2 else "right")
+        shown = [Column(COST_COLUMNS[place], justify="left" if place < 2 else "right") for place in chosen]
+        table = Table(*shown, box=None, padding=(0, 2, 0, 0))
         for row in cost_rows(results):
             table.add_row(*(escape(row[place]) for place in chosen))
         found += [table, Text()]

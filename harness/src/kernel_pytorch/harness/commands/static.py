@@ -76,8 +76,8 @@ def static_command(
         except UserError as error:
             common.tell(f"kernel-pytorch static: {error}", to=common.messages)
             raise typer.Exit(1) from None
-    found = ((t, [i for i in inspections if i.technique == t.name]) for t in techniques)
-    records = [*have.values(), *(summarize(t, each) for t, each in found if each)]
+    by_technique = ((t, [i for i in inspections if i.technique == t.name]) for t in techniques)
+    records = [*have.values(), *(summarize(t, found) for t, found in by_technique if found)]
     for record in records:
         if record.compiled:
             common.output.print(terminal_table(record, details))
