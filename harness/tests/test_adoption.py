@@ -6,18 +6,20 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernel_pytorch.harness import adoption, timing
-from kernel_pytorch.harness.adoption import Verdict, Verified, judged
-from kernel_pytorch.harness.benchmark import benchmark
+from kernel_pytorch.harness.adoption import Verdict, judged
+from kernel_pytorch.harness.benchmark import bench
 from kernel_pytorch.harness.clock import statistics
 from kernel_pytorch.harness.commands import adopt
 from kernel_pytorch.harness.discovery import GROUP, discover
 from kernel_pytorch.harness.results import CaseRecord, Comparison, Interval, Measurement
+from kernel_pytorch.harness.verification import verify
 
 CORE = Path(__file__).parents[2] / "core"
 CPU = torch.device("cpu")
@@ -125,9 +127,10 @@ def clock(monkeypatch, machine):
 
 def verdicts(technique, machine):
     """What comes of measuring it in this process."""
-    wanted = adoption.candidates(technique, CPU)
-    checked = adoption.verified(technique, CPU, wanted)
-    return judged(technique, CPU, wanted, checked, benchmark(technique, machine, CPU, adoption.plan_for(wanted)))
+    wanted, checked = adoption.candidates(technique, CPU), verify(technique, CPU, levels=["cuda"])
+    return judged(
+        technique, CPU, wanted, checked, bench(technique, adoption.plan_for(wanted), device=CPU, machine=machine)
+    )
 
 
 ASK = """
@@ -188,10 +191,9 @@ SLOW = "def doubled(x):\n    return [x + x for _ in range(16 if x.shape[0] > 100
 
 def test_a_level_that_is_wrong_in_one_dtype_is_adopted_in_none(install, machine):
     technique = install(cuda=WRONG)
-    checked = adoption.verified(technique, CPU, adoption.candidates(technique, CPU))
+    checked = verify(technique, CPU, levels=["cuda"])
     found = of(technique, machine, measured(technique, "cuda", [(1.2, 1.4)] * 4), checked)
-    assert [v.wrong for v in found] == [True, True]
-    assert all("made-up doubled level 'cuda', case plain" in v.reason for v in found)
+    assert all(v.reason.startswith("wrong: made-up doubled level 'cuda', case plain") for v in found)
 
 
 @pytest.mark.slow
@@ -235,14 +237,20 @@ def measured(technique, level, ratios, **changes):
 
 def nothing(technique, machine):
     """Results without a measurement."""
-    return benchmark(dataclasses.replace(technique, operations=[]), machine, CPU, adoption.Plan(quick=True))
+    return bench(dataclasses.replace(technique, operations=[]), device=CPU, machine=machine)
+
+
+def right(level, dtype):
+    """A verification that found nothing wrong."""
+    trial = SimpleNamespace(case=SimpleNamespace(dtype=dtype))
+    return SimpleNamespace(operation="doubled", implementation=level, passed=True, unavailable=None, trial=trial)
 
 
 def of(technique, machine, measurements, checked=None, levels=("cuda",)):
     """Verdicts on what was measured."""
-    right = {("doubled", level, dtype) for level in levels for dtype in DTYPES}
+    checked = checked or [right(level, dtype) for level in levels for dtype in DTYPES]
     results = nothing(technique, machine).model_copy(update={"measurements": tuple(measurements)})
-    return judged(technique, CPU, {"doubled": dict.fromkeys(DTYPES, levels)}, checked or Verified(right=right), results)
+    return judged(technique, CPU, {"doubled": dict.fromkeys(DTYPES, levels)}, checked, results)
 
 
 def test_the_rule(install, machine):
@@ -257,7 +265,7 @@ def test_the_rule(install, machine):
     assert "not measured" in of(technique, machine, crashed[1:])[0].reason
     alone = [m.model_copy(update={"comparisons": {}}) for m in measured(technique, "cuda", fast)]
     assert "native could not be timed beside it" in of(technique, machine, alone)[0].reason
-    only = Verified(right={("doubled", "cuda", torch.float32)})
+    only = [right("cuda", torch.float32)]
     assert of(technique, machine, measured(technique, "cuda", fast), only)[1].reason == (
         "no case of this dtype was verified"
     )
@@ -290,12 +298,19 @@ def row_of(technique, dtype, **changes):
     return dataclasses.replace(row, **changes)
 
 
-def test_rows_of_others_are_kept(install):
+@pytest.mark.slow
+def test_rows_of_others_are_kept(install, command_line, machine, monkeypatch, tmp_path):
     technique = install()
+    monkeypatch.setattr(adopt, "measure_machine", lambda *given, **named: machine)
+    monkeypatch.setattr(adopt, "bench", lambda *given, **named: nothing(technique, machine))
+    file = tmp_path / "user" / "defaults.json"
     row = row_of(technique, torch.float32)
     others = [row_of(technique, torch.float32, **c) for c in ({"device": "B"}, {"package": "b"}, {"function": "b"})]
-    kept = adoption.merged([row, *others], [], "made-up", row.device, ["doubled"])
-    assert kept == others
+    adoption.save(file, [row, *others], 1)
+    assert command_line("adopt", "--device", "cpu").code == 0
+    key = tuple(dataclasses.asdict(row))
+    kept = {tuple(row[name] for name in key) for row in json.loads(file.read_text())["rows"]}
+    assert kept == {dataclasses.astuple(other) for other in others}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 import kernel_pytorch.harness
 from kernel_pytorch.harness import Plan, api, bench, verify
+from kernel_pytorch.harness.benchmark import SHORT
 from kernel_pytorch.harness.discovery import Discovery, UnknownNameError
 
 
@@ -34,7 +35,7 @@ def test_what_is_wrong_is_in_the_report(installed, monkeypatch):
 
 
 def test_a_benchmark_is_results(installed, machine):
-    plan = dataclasses.replace(api.SHORT, levels=("native",))
+    plan = dataclasses.replace(SHORT, levels=("native",))
     results = bench("toy", plan, device="cpu", machine=machine)
     assert results.complete
     assert {m.implementation for m in results.measurements} == {"reference", "native"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness import timing
-from kernel_pytorch.harness.benchmark import Plan, benchmark, why_not_resumed
+from kernel_pytorch.harness.benchmark import Plan, bench, why_not_resumed
 from kernel_pytorch.harness.exemptions import BACKWARD_TIME
 from kernel_pytorch.harness.overheads import Call
 from kernel_pytorch.harness.technique import Direction, Exemption
@@ -68,7 +68,7 @@ def test_a_job_is_found_again_by_its_key(site, toy):
 
 
 def test_results_identify_their_code(toy, machine):
-    found = benchmark(toy.technique, machine, CPU, Plan(quick=True, directions=(Direction.FORWARD,)))
+    found = bench(toy.technique, device=CPU, machine=machine, plan=Plan(quick=True, directions=(Direction.FORWARD,)))
     assert found.complete
     assert found.quick
     assert list(found.identities) == ["gate/reference", "gate/native", "gate/compile"]  # the toy has no kernel
@@ -77,12 +77,12 @@ def test_results_identify_their_code(toy, machine):
 
 
 def test_baselines_run_even_where_another_level_is_wanted(toy, machine):
-    found = benchmark(toy.technique, machine, CPU, Plan(levels=("compile",), quick=True))
+    found = bench(toy.technique, device=CPU, machine=machine, plan=Plan(levels=("compile",), quick=True))
     assert {m.implementation for m in found.measurements} == {"reference", "native", "compile"}
 
 
 def test_after_an_interruption_what_was_measured_stays(toy, machine):
-    found = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(2))
+    found = bench(toy.technique, device=CPU, machine=machine, plan=QUICK, on_job=interrupt_at(2))
     assert not found.complete
     assert cases(found) == [("small", "forward")]
     assert [m.status for m in found.measurements] == ["measured", "measured", "measured", "unavailable"]
@@ -90,23 +90,23 @@ def test_after_an_interruption_what_was_measured_stays(toy, machine):
 
 def test_what_stands_is_handed_out_after_every_job(toy, machine):
     progress = []
-    found = benchmark(toy.technique, machine, CPU, QUICK, on_progress=progress.append)
+    found = bench(toy.technique, device=CPU, machine=machine, plan=QUICK, on_progress=progress.append)
     assert [len(cases(results)) for results in progress] == [1, 2, 3, 4]
     assert not any(results.complete for results in progress)
     assert progress[-1].measurements == found.measurements
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(toy, machine):
-    first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(3))
+    first = bench(toy.technique, device=CPU, machine=machine, plan=QUICK, on_job=interrupt_at(3))
     assert why_not_resumed(first, toy.technique, machine, QUICK) is None
-    whole = benchmark(toy.technique, machine, CPU, QUICK, previous=first)
+    whole = bench(toy.technique, device=CPU, machine=machine, plan=QUICK, previous=first)
     assert whole.complete
     assert len(cases(whole)) == 4
     assert whole.measurements[: len(first.measurements)] == first.measurements
 
 
 def test_a_run_goes_on_only_if_it_would_be_the_same(toy, machine):
-    first = benchmark(toy.technique, machine, CPU, QUICK, on_job=interrupt_at(2))
+    first = bench(toy.technique, device=CPU, machine=machine, plan=QUICK, on_job=interrupt_at(2))
     assert why_not_resumed(first, toy.technique, machine, Plan()) == "it was a short run"
     for update, reason in [
         ({"device_name": "Another CPU"}, "it was measured on Another CPU"),
@@ -122,45 +122,47 @@ def test_a_run_goes_on_only_if_it_would_be_the_same(toy, machine):
 
 
 def test_a_resumed_run_that_is_interrupted_keeps_what_it_has_not_reached(toy, machine):
-    whole = benchmark(toy.technique, machine, CPU, QUICK)
-    again = benchmark(toy.technique, machine, CPU, QUICK, previous=whole, on_job=interrupt_at(2))
+    whole = bench(toy.technique, device=CPU, machine=machine, plan=QUICK)
+    again = bench(toy.technique, device=CPU, machine=machine, plan=QUICK, previous=whole, on_job=interrupt_at(2))
     assert not again.complete
     assert again.measurements == whole.measurements
 
 
 def test_what_a_resumed_run_does_not_ask_for_is_kept(toy, machine):
-    whole = benchmark(toy.technique, machine, CPU, QUICK)
+    whole = bench(toy.technique, device=CPU, machine=machine, plan=QUICK)
     less = Plan(levels=("native",), quick=True, directions=(Direction.FORWARD,))
-    again = benchmark(toy.technique, machine, CPU, less, previous=whole)
+    again = bench(toy.technique, device=CPU, machine=machine, plan=less, previous=whole)
     assert again.measurements == whole.measurements
 
 
 def test_overheads_outlast_a_run_that_does_not_ask_for_them(toy, machine):
-    whole = benchmark(toy.technique, machine, CPU, QUICK)
+    whole = bench(toy.technique, device=CPU, machine=machine, plan=QUICK)
     costs = (
         Call(toy.technique, toy.gate, toy.gate.reference, toy.gate.bench_grid.cases("cpu")[0], CPU).no_cost("made up"),
     )
     before = whole.model_copy(update={"costs": costs})
     for on_job in (lambda label: None, interrupt_at(1)):
-        again = benchmark(toy.technique, machine, CPU, QUICK, previous=before, on_job=on_job)
+        again = bench(toy.technique, device=CPU, machine=machine, plan=QUICK, previous=before, on_job=on_job)
         assert again.costs == costs
 
 
 def test_a_job_that_lacks_a_level_is_measured_again_with_those_that_it_has(toy, machine):
     one = Plan(levels=("native",), quick=True, directions=(Direction.FORWARD,))
     other = Plan(levels=("compile",), quick=True, directions=(Direction.FORWARD,))
-    first = benchmark(toy.technique, machine, CPU, one)
+    first = bench(toy.technique, device=CPU, machine=machine, plan=one)
     assert {m.implementation for m in first.measurements} == {"reference", "native"}
-    both = benchmark(toy.technique, machine, CPU, other, previous=first)
-    again = benchmark(toy.technique, machine, CPU, Plan(("cuda",), True, (Direction.FORWARD,)), previous=both)
+    both = bench(toy.technique, device=CPU, machine=machine, plan=other, previous=first)
+    again = bench(
+        toy.technique, device=CPU, machine=machine, plan=Plan(("cuda",), True, (Direction.FORWARD,)), previous=both
+    )
     assert {m.implementation for m in again.measurements} == {"reference", "native", "compile", "cuda"}
 
 
 def test_what_nobody_knows_yet_is_measured_before_what_lacks_a_level(toy, machine):
     """Else a run that adds a level to many cases would time those again before it came to the new ones."""
-    first = benchmark(toy.technique, machine, CPU, Plan(("native",), True), on_job=interrupt_at(3))
+    first = bench(toy.technique, device=CPU, machine=machine, plan=Plan(("native",), True), on_job=interrupt_at(3))
     labels = []
-    benchmark(toy.technique, machine, CPU, QUICK, previous=first, on_job=labels.append)
+    bench(toy.technique, device=CPU, machine=machine, plan=QUICK, previous=first, on_job=labels.append)
     of_case = [label.split(",")[1].split()[0] for label in labels]
     assert of_case == ["larger", "larger", "small", "small"]
 
@@ -169,23 +171,25 @@ def test_what_nobody_knows_yet_is_measured_before_what_lacks_a_level(toy, machin
 def test_only_the_operations_that_are_asked_for_are_measured(toy, machine):
     other = dataclasses.replace(toy.gate, name="other")
     both = dataclasses.replace(toy.technique, operations=[toy.gate, other])
-    found = benchmark(both, machine, CPU, Plan(("native",), True, operations=("other",), overheads=True))
+    found = bench(
+        both, device=CPU, machine=machine, plan=Plan(("native",), True, operations=("other",), overheads=True)
+    )
     assert {m.operation for m in found.measurements} == {"other"}
     assert {cost.operation for cost in found.costs} == {"other"}
-    whole = benchmark(both, machine, CPU, Plan(("native",), True, operations=("gate",)), previous=found)
+    whole = bench(both, device=CPU, machine=machine, plan=Plan(("native",), True, operations=("gate",)), previous=found)
     assert {m.operation for m in whole.measurements} == {"gate", "other"}
 
 
 def test_ceilings_are_measured_again_before_anything_is_rejected_by_them(toy, machine, make_machine):
     busy, plan = make_machine(1.0), Plan(("native",), quick=True, directions=(Direction.FORWARD,))
-    rejected = benchmark(toy.technique, busy, CPU, plan)
+    rejected = bench(toy.technique, device=CPU, machine=busy, plan=plan)
     assert {m.status for m in rejected.measurements} == {"rejected"}
     asked = []
     again = lambda: asked.append(1) or machine.ceilings  # noqa: E731
-    found = benchmark(toy.technique, busy, CPU, plan, again=again)
+    found = bench(toy.technique, device=CPU, machine=busy, plan=plan, again=again)
     assert {m.status for m in found.measurements} == {"measured"}
     assert (found.machine.ceilings, asked) == (machine.ceilings, [1])
-    slow = benchmark(toy.technique, busy, CPU, plan, again=lambda: asked.append(1) or busy.ceilings)
+    slow = bench(toy.technique, device=CPU, machine=busy, plan=plan, again=lambda: asked.append(1) or busy.ceilings)
     assert {m.status for m in slow.measurements} == {"rejected"}
     assert len(asked) == 1 + 2, "once for each of the two jobs"
 
@@ -193,5 +197,5 @@ def test_ceilings_are_measured_again_before_anything_is_rejected_by_them(toy, ma
 def test_a_machine_that_is_still_busy_at_the_first_rejection_is_measured_again_at_the_next(toy, machine, make_machine):
     busy, plan = make_machine(1.0), Plan(("native",), quick=True, directions=(Direction.FORWARD,))
     answers = iter([busy.ceilings, machine.ceilings])
-    found = benchmark(toy.technique, busy, CPU, plan, again=lambda: next(answers))
+    found = bench(toy.technique, device=CPU, machine=busy, plan=plan, again=lambda: next(answers))
     assert [m.status for m in found.measurements] == ["rejected"] * 2 + ["measured"] * 2

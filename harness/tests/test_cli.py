@@ -19,7 +19,7 @@ from kernel_pytorch.harness.commands import bench as bench_module
 from kernel_pytorch.harness.commands import calibrate as calibrate_module
 from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.commands import verify as verify_module
-from kernel_pytorch.harness.results import VerificationReport, load
+from kernel_pytorch.harness.results import LevelVerification, VerificationReport, load
 from kernel_pytorch.harness.technique import Exemption
 
 OPTIONS = {
@@ -174,10 +174,17 @@ def test_verify_is_red_and_names_what_is_wrong(toy_alone, toy, command_line, mon
     assert wrong[0].startswith("wrong: toy gate level 'native', case plain [rows=4 columns=16] float32: output is off")
 
 
-def test_a_cell_names_a_few_reasons_and_counts_the_others():
-    names = [f"shape {i}" for i in range(5)]
-    assert verify_module._some(names) == "shape 0; shape 1; shape 2; 2 more reasons, see --json"
-    assert verify_module._some(names[:3]) == "shape 0; shape 1; shape 2"
+def test_a_few_reasons_are_named_and_the_others_counted(toy, machine):
+    level = LevelVerification(
+        operation="gate", implementation="triton", ran=0, right=0, worst=None, failures=(), not_run=5,
+        unavailable=[f"shape {i}" for i in range(5)],
+    )  # fmt: skip
+    about = {"technique": "toy", "created": "", "environment": machine.environment}
+    *_, said = verify_module.table([VerificationReport(**about, levels=[level])]).renderables
+    assert str(said) == "gate triton, 5 could not run: shape 0; shape 1; shape 2; 2 more reasons, see --json"
+    few = level.model_copy(update={"unavailable": level.unavailable[:3]})
+    *_, said = verify_module.table([VerificationReport(**about, levels=[few])]).renderables
+    assert str(said).endswith("shape 1; shape 2")
 
 
 def test_the_machine_is_printed_and_written(toy_alone, machine, command_line, tmp_path):

@@ -146,19 +146,30 @@ def test_a_faulty_gpu_costs_the_process_but_not_the_answer(monkeypatch):
     assert isolation._is_usable()  # no GPU in use
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(isolation.signal, "signal", lambda *_: None)
     sent = []
-    isolation._answer(Sink(sent), lambda announce: 1, ())
+
+    def serve(function):
+        with pytest.raises(SystemExit):
+            isolation._serve(Sink(sent, function), None)
+
+    serve(lambda announce: 1)
 
     def faulty():
         raise RuntimeError("misaligned address")
 
     monkeypatch.setattr(torch.cuda, "synchronize", faulty)
-    isolation._answer(Sink(sent), lambda announce: 2, ())
-    assert sent == [("value", 1), ("last value", 2)]
+    serve(lambda announce: 2)
+    assert [each for each in sent if each != ("started", None)] == [("value", 1), ("last value", 2)]
 
 
 class Sink:
-    """The child's end of a pipe."""
+    """The child's end of a pipe, whose parent asks for one call and ends."""
 
-    def __init__(self, sent):
-        self.send = sent.append
+    def __init__(self, sent, function):
+        self.send, self.asked = sent.append, [(function, ())]
+
+    def recv(self):
+        if not self.asked:
+            raise EOFError
+        return self.asked.pop()

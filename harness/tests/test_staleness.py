@@ -12,7 +12,7 @@ from kernel_pytorch.harness.models.record import Record
 from kernel_pytorch.harness.models.record import Run as ModelRun
 from kernel_pytorch.harness.provenance import fingerprint, identify
 from kernel_pytorch.harness.records import Identity
-from kernel_pytorch.harness.results import CaseRecord, Interval, Measurement, Results, Run
+from kernel_pytorch.harness.results import BenchmarkRun, CaseRecord, Interval, Measurement, Results
 from kernel_pytorch.harness.staleness import (
     Change,
     Stale,
@@ -127,7 +127,7 @@ def test_a_row_of_the_table_is_about_levels_that_a_function_has(results, toy):
 
 def test_the_date_is_that_of_the_run(results, toy):
     runs = tuple(
-        Run(created=f"{day}T03:04:05+00:00", commit=None, dirty=None, torch="2.13.0", triton=None)
+        BenchmarkRun(created=f"{day}T03:04:05+00:00", commit=None, dirty=None, torch="2.13.0", triton=None)
         for day in (DAY, "2026-02-03")
     )
     later = (measurement("reference"), measurement("native"), measurement("native", run=1))

@@ -9,40 +9,13 @@ import pytest
 from kernel_pytorch.harness.contracts import KernelContract
 from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.static import cuda_code
-from kernel_pytorch.harness.static.compiled import Compiled, Traffic
+from kernel_pytorch.harness.static.compiled import Compiled
 from kernel_pytorch.harness.static.cuda_code import KERNELS, LIBRARY, find_cuda, library_folder
 from kernel_pytorch.harness.static.gate import violations
 from kernel_pytorch.harness.static.inspection import inputs_key, inspect
-from kernel_pytorch.harness.static.instructions import count_instructions
 from kernel_pytorch.harness.static.record import changed_kernels, known, load, record_file, summarize
 from kernel_pytorch.harness.static.table import markdown
 from kernel_pytorch.harness.technique import Technique
-
-
-@pytest.mark.parametrize(
-    ("line", "bits"),
-    [
-        ("ld.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];", 128),
-        ("ld.volatile.u8 %rs1, [%rd1];", 8),
-        ("ld.global.nc.L2::128B.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];", 128),
-        ("ld.global.nc.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1];", 256),
-        ("{\n.reg .pred p;\nsetp.ne.b32 p, %r1, 0;\n@p cp.async.cg.shared.global [%r1],\n[%rd1],\n16;\n}", 128),
-        ("$L__BB0_2:\n.loc 1 20 3\n// begin inline asm\nld.global.f32\n%f1, [%rd1];", 32),
-    ],
-)
-def test_width_of_a_load_as_nvcc_writes_it(line, bits):
-    assert count_instructions(line).loads == Traffic(accesses={bits: 1})
-
-
-@pytest.mark.parametrize(
-    "line", ["ld.local.f32 %f1, [%rd1];", "ld.shared::cluster.u32 %r1, [%r2];", "ld.const.f32 %f1, [%rd1];",
-             "st.async.shared::cluster.b32 [%r1], %r2, [%r3];",
-             "mapa.u64 %rd54, %rd53, %r206; ld.f32 %f1, [%rd54+4];",
-             "cvta.shared.u64 %rd1, %rd2; add.s64 %rd3, %rd1, %rd9; st.v4.f32 [%rd3], {%f1, %f2, %f3, %f4};"]
-)  # fmt: skip
-def test_what_is_not_in_global_memory(line):
-    found = count_instructions(line)
-    assert found.loads == found.stores == Traffic()
 
 
 def compiled(template, **facts):
@@ -86,7 +59,7 @@ def library(tmp_path, monkeypatch):
 
 
 def inspected(technique, archs=("sm_80", "sm_90", "sm_100", "sm_120")):
-    return summarize(inspect([technique], archs))
+    return summarize(technique, inspect([technique], archs))
 
 
 def test_what_ptxas_said_is_held_to_contracts(library):

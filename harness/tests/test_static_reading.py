@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.static import ARCHITECTURES, Compiled, resources, violations
+from kernel_pytorch.harness.static import ARCHITECTURES, Compiled, violations
 from kernel_pytorch.harness.static.compiled import Traffic
 from kernel_pytorch.harness.static.instructions import code_digest, count_instructions
 from kernel_pytorch.harness.static.limits import resident_blocks
-from kernel_pytorch.harness.static.resources import ToolMissingError, parse_resources, parse_spills
 from kernel_pytorch.harness.technique import Technique
 
 
@@ -25,10 +24,13 @@ from kernel_pytorch.harness.technique import Technique
         ("ld.relaxed.gpu.global.L1::evict_first.v2.b32 {%r1, %r2}, [%rd1];", 64),
         ("cp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;", 128),
         ("cp.async.ca.shared.global.L2::128B [%r1], [%rd1], 8;", 64),
+        ("{\n.reg .pred p;\nsetp.ne.b32 p, %r1, 0;\n@p cp.async.cg.shared.global [%r1],\n[%rd1],\n16;\n}", 128),
+        ("$L__BB0_2:\n.loc 1 20 3\n// begin inline asm\nld.global.f32\n%f1, [%rd1];", 32),
+        ("ld.v4.u32 {%r1, %r2, %r3, %r4}, [%rd1];", 128),
     ],
 )
 def test_width_of_a_load(line, bits):
-    assert count_instructions(line).loads == Traffic(accesses={bits: 1})
+    assert count_instructions(line)["loads"] == Traffic(accesses={bits: 1})
 
 
 @pytest.mark.parametrize(
@@ -39,10 +41,13 @@ def test_width_of_a_load(line, bits):
         "// ld.global.b32 %r1, [%rd1];",
         ".param .u64 .ptr .global .align 1 kernel_param_0,",
         "prefetch.global.L2 [%rd1];",
+        "ld.local.f32 %f1, [%rd1];",
+        "ld.shared::cluster.u32 %r1, [%r2];",
+        "ld.const.f32 %f1, [%rd1];",
     ],
 )
 def test_no_load(line):
-    assert count_instructions(line).loads == Traffic()
+    assert count_instructions(line)["loads"] == Traffic()
 
 
 def test_stores_tf32_float64_and_tensor_cores():
@@ -58,9 +63,9 @@ def test_stores_tf32_float64_and_tensor_cores():
         @%p1 tcgen05.mma.cta_group::1.kind::tf32 [%r1], %rd1, %rd2, %r3, %p1;
         """
     )
-    assert found.stores == Traffic(accesses={64: 1})
-    assert (found.tf32, found.f64) == (2, 1)
-    assert found.matrix == {"mma": 1, "wgmma": 1, "tcgen05": 1}
+    assert found["stores"] == Traffic(accesses={64: 1})
+    assert (found["tf32"], found["f64"]) == (2, 1)
+    assert found["matrix"] == {"mma": 1, "wgmma": 1, "tcgen05": 1}
 
 
 def test_the_copy_engine():
@@ -74,8 +79,8 @@ def test_the_copy_engine():
         ld.global.b32 %r1, [%rd1];
         """
     )
-    assert (found.loads.bulk, found.stores.bulk) == (2, 2)
-    assert found.loads.share(128) == 1.0
+    assert (found["loads"].bulk, found["stores"].bulk) == (2, 2)
+    assert found["loads"].share(128) == 1.0
 
 
 def test_share_is_of_bytes_not_of_instructions():
@@ -85,28 +90,16 @@ def test_share_is_of_bytes_not_of_instructions():
     assert Traffic().share(128) == 1.0
 
 
-def test_tool_output():
-    printed = (
-        "Resource usage:\n Common:\n  GLOBAL:0\n Function k:\n  REG:72 STACK:8 SHARED:1024 LOCAL:0 CONSTANT[0]:640\n"
-    )
-    assert parse_resources(printed, "k") == (72, 8)
-    log = "ptxas info : Properties for k\n    {} bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n"
-    assert parse_spills(log.format(8), 8) == 12
-    assert parse_spills(log.format(16), 8) == 8, "another frame: the whole stack counts"
-
-
-def test_a_missing_tool_is_named(monkeypatch):
-    compiler = pytest.importorskip("triton.backends.nvidia.compiler", reason="needs Triton: it brings the tools")
-
-    def missing(capability):
-        raise RuntimeError("Cannot find ptxas")
-
-    monkeypatch.setattr(compiler, "get_ptxas", missing)
-    with pytest.raises(ToolMissingError, match=r"ptxas is not where Triton looks for it.*TRITON_PTXAS_PATH"):
-        resources._tool("ptxas", 90)
-    monkeypatch.setattr(resources, "_tool", lambda name, capability: "/nowhere/cuobjdump")
-    with pytest.raises(ToolMissingError, match="/nowhere/cuobjdump cannot be run"):
-        resources.measure_resources("k", b"", "", 90)
+def test_what_ptxas_says_a_kernel_needs():
+    needs = pytest.importorskip("kernel_pytorch.harness.static.triton_code").NEEDS
+    said = """ptxas info    : Compiling entry function 'k' for 'sm_90a'
+ptxas info    : Function properties for k
+    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 72 registers, used 1 barriers, 8 bytes cumulative stack size
+"""
+    found = needs.search(said)
+    assert found is not None
+    assert found.groups() == ("8", "4", "12", "72")
 
 
 @pytest.mark.parametrize(

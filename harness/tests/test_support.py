@@ -14,7 +14,7 @@ import torch
 from kernel_pytorch.harness import availability
 from kernel_pytorch.harness.commands import support as command_module
 from kernel_pytorch.harness.environment import describe_environment
-from kernel_pytorch.harness.isolation import Outcome as IsolatedOutcome
+from kernel_pytorch.harness.isolation import CallOutcome
 from kernel_pytorch.harness.records import RecordError
 from kernel_pytorch.harness.static import StaticRecord
 from kernel_pytorch.harness.static.record import record_file
@@ -211,8 +211,8 @@ class FragileWorkers:
 
     def call(self, function, *arguments):
         if "native" in arguments:
-            return IsolatedOutcome(failure="its process was killed by SIGABRT")
-        return IsolatedOutcome(value=function(*arguments, lambda stage: None))
+            return CallOutcome(failure="its process was killed by SIGABRT")
+        return CallOutcome(value=function(*arguments, lambda stage: None))
 
 
 def of_this_machine(record, **fields):

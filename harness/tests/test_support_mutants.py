@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernel_pytorch.harness import availability
-from kernel_pytorch.harness.isolation import Outcome
+from kernel_pytorch.harness.isolation import CallOutcome
 from kernel_pytorch.harness.support import CAPABILITIES, Processes, Shared, Subject, capability, check_declaration
 from kernel_pytorch.harness.support.examination import OUTDATED, UNDECLARED, examine
 
@@ -231,7 +231,7 @@ class DyingWorker:
 
     def call(self, function, *arguments):
         self.asked = [*getattr(self, "asked", []), function.__name__]
-        return Outcome(failure="its process was killed by SIGSEGV")
+        return CallOutcome(failure="its process was killed by SIGSEGV")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

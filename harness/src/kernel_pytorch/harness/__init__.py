@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kernel_pytorch.harness.api import bench, verify
-    from kernel_pytorch.harness.benchmark import Plan
+    from kernel_pytorch.harness.api import verify
+    from kernel_pytorch.harness.benchmark import Plan, bench
     from kernel_pytorch.harness.profiling import profile_module
     from kernel_pytorch.harness.quick import (
         compare_implementations,
@@ -32,7 +32,7 @@ __all__ = [
     "verify",
 ]
 
-_WHERE = {"Plan": "benchmark", "bench": "api", "profile_module": "profiling", "verify": "api"}
+_WHERE = {"Plan": "benchmark", "bench": "benchmark", "profile_module": "profiling", "verify": "api"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
-import math
 import statistics
 import sys
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +22,17 @@ from kernel_pytorch.harness.availability import why_not_timed
 from kernel_pytorch.harness.benchmark import Plan
 from kernel_pytorch.harness.environment import Environment
 from kernel_pytorch.harness.implementation import OUR_KERNELS, PublicLevel
-from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.records import write_atomically
 from kernel_pytorch.harness.results import Measurement, Results
 from kernel_pytorch.harness.sources import package_digest
 from kernel_pytorch.harness.technique import Operation, Technique
-from kernel_pytorch.harness.verification import Verification, verify
+from kernel_pytorch.harness.verification import Verification
 
 Wanted = dict[str, dict[torch.dtype, tuple[str, ...]]]
 """Levels that could become defaults, by the names of functions and dtypes."""
 
 
-@dataclass
-class Verified:
-    """The result of a verification of levels.
-
-    Attributes:
-        wrong: by operation and level, the first failure.
-        right: operation, level and dtype of each case that was right.
-    """
-
-    wrong: dict[tuple[str, str], str] = field(default_factory=dict)
-    right: set[tuple[str, str, torch.dtype]] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Verdict:
     """Whether a level is to be the default of a function in a dtype.
 
@@ -58,7 +42,6 @@ class Verdict:
         level: which one.
         reason: why it is not adopted; empty if it is.
         speedup: over native in the case that gained least, lower end of the interval; 0.0 where that is not known.
-        wrong: whether it is not adopted because verification found it wrong.
     """
 
     operation: str
@@ -66,7 +49,6 @@ class Verdict:
     level: str
     reason: str = ""
     speedup: float = 0.0
-    wrong: bool = False
 
 
 def user_file(techniques: Iterable[Technique]) -> Any:
@@ -75,13 +57,7 @@ def user_file(techniques: Iterable[Technique]) -> Any:
 
 
 def candidates(technique: Technique, device: torch.device, operations: Collection[str] | None = None) -> Wanted:
-    """The levels that could become defaults there, except where the package's own table has a row.
-
-    Args:
-        technique: whose.
-        device: where.
-        operations: names of functions, or None for all.
-    """
+    """Levels of these functions or all that could become defaults, but where the package's own table has a row."""
     found: Wanted = {}
     for operation in technique.operations if hasattr(technique.ladder(), "user_file") else ():
         if operations is not None and operation.name not in operations:
@@ -104,26 +80,6 @@ def own_default(technique: Technique, operation: Operation, device: torch.device
     return next(able, None)
 
 
-def verified(
-    technique: Technique,
-    device: torch.device,
-    wanted: Wanted,
-    workers: Workers | None = None,
-    on_trial: Callable[[Verification], None] = lambda verification: None,
-) -> Verified:
-    """Check the candidates on all cases, in all dtypes, adversarial inputs among them."""
-    part = dataclasses.replace(technique, operations=[o for o in technique.operations if o.name in wanted])
-    found = Verified()
-    for each in verify(part, device, levels=list(plan_for(wanted).levels or ()), workers=workers):
-        on_trial(each)
-        key = each.operation, each.implementation
-        if not each.passed:
-            found.wrong.setdefault(key, each.failures()[0])
-        elif each.unavailable is None:
-            found.right.add((*key, each.trial.case.dtype))
-    return found
-
-
 def plan_for(wanted: Wanted) -> Plan:
     """Every case of the candidates, in the rounds of a short run: a level that needs more rounds is not adopted."""
     levels = sorted({level for dtypes in wanted.values() for levels in dtypes.values() for level in levels})
@@ -131,56 +87,57 @@ def plan_for(wanted: Wanted) -> Plan:
 
 
 def judged(
-    technique: Technique, device: torch.device, wanted: Wanted, checked: Verified, results: Results
+    technique: Technique, device: torch.device, wanted: Wanted, verified: Iterable[Verification], results: Results
 ) -> list[Verdict]:
     """A verdict on each candidate; one level at most is adopted per function and dtype, that of the best mean."""
+    wrong: dict[tuple[str, str], str] = {}
+    right: set[tuple[str, str, torch.dtype]] = set()
+    for each in verified:
+        if not each.passed:
+            wrong.setdefault((each.operation, each.implementation), each.failures()[0])
+        elif each.unavailable is None:
+            right.add((each.operation, each.implementation, each.trial.case.dtype))
     by_case: dict[tuple[str, ...], Measurement] = {
         (m.operation, m.case.label, m.direction, m.implementation): m for m in results.measurements
     }
     jobs = plan_for(wanted).jobs(technique, device)
     found = []
-    for operation, dtypes in wanted.items():
-        for dtype, levels in dtypes.items():
-            of_dtype = [job for job in jobs if job.operation.name == operation and job.case.dtype == dtype]
-            verdicts, gains = [], {}
-            for level in levels:
-                able = [job.key[2:] for job in of_dtype if job.operation.why_lacking(level, job.case) is None]
-                measured = {(case, way): by_case.get((operation, case, way, level)) for case, way in able}
-                verdicts.append(_verdict(operation, dtype, level, measured, checked))
-                if not verdicts[-1].reason:
-                    medians = (m.comparisons["native"].speedup.median for m in measured.values() if m is not None)
-                    gains[level] = statistics.geometric_mean(medians)
-            best = max(gains, key=lambda level: gains[level], default=None)
-            slower = f"{best!r} is faster still"
-            found += [v if v.reason or v.level == best else dataclasses.replace(v, reason=slower) for v in verdicts]
+    for operation, dtype, levels in ((name, dtype, each[dtype]) for name, each in wanted.items() for dtype in each):
+        reasons, least, means = {}, dict.fromkeys(levels, 0.0), {}
+        for level in levels:
+            measured = {
+                f"{job.direction.value}, {job.key[2]}": by_case.get((operation, *job.key[2:], level))
+                for job in jobs
+                if (job.operation.name, job.case.dtype) == (operation, dtype)
+                and job.operation.why_lacking(level, job.case) is None
+            }
+            reasons[level] = next(
+                (f"{case}: {why}" for case, m in measured.items() if (why := _why_not(m))),
+                "" if measured else "not measured",
+            )
+            if (operation, level) in wrong:
+                reasons[level] = f"wrong: {wrong[operation, level]}"
+            elif (operation, level, dtype) not in right:
+                reasons[level] = "no case of this dtype was verified"
+            if not reasons[level]:
+                gains = [m.comparisons["native"].speedup for m in measured.values() if m is not None]
+                least[level] = min(gain.low for gain in gains)
+                means[level] = statistics.geometric_mean(gain.median for gain in gains)
+        best = max(means, key=means.__getitem__, default=None)
+        for level in levels:
+            slower = "" if level == best else f"{best!r} is faster still"
+            found.append(Verdict(operation, dtype, level, reasons[level] or slower, least[level]))
     return found
 
 
-def _verdict(
-    operation: str,
-    dtype: torch.dtype,
-    level: str,
-    measured: dict[tuple[str, str], Measurement | None],
-    checked: Verified,
-) -> Verdict:
-    """The first reason against a level, or the least that it gains."""
-    if (wrong := checked.wrong.get((operation, level))) is not None:
-        return Verdict(operation, dtype, level, f"wrong: {wrong}", wrong=True)
-    if (operation, level, dtype) not in checked.right:
-        return Verdict(operation, dtype, level, "no case of this dtype was verified")
-    least = math.inf
-    for (case, direction), m in measured.items():
-        if m is None or m.status != "measured":
-            reason = "not measured" if m is None else f"{m.status}: {m.reason}"
-        elif "native" not in m.comparisons:
-            reason = "native could not be timed beside it"
-        elif not (gain := m.comparisons["native"].speedup).low > 1.0:
-            reason = f"{gain.low:.2f} to {gain.high:.2f} times as fast as native"
-        else:
-            least = min(least, gain.low)
-            continue
-        return Verdict(operation, dtype, level, f"{direction}, {case}: {reason}")
-    return Verdict(operation, dtype, level, speedup=least)
+def _why_not(m: Measurement | None) -> str:
+    """The reason in one case against a level; empty if there is none."""
+    if m is None or m.status != "measured":
+        return "not measured" if m is None else f"{m.status}: {m.reason}"
+    if "native" not in m.comparisons:
+        return "native could not be timed beside it"
+    gain = m.comparisons["native"].speedup
+    return "" if gain.low > 1.0 else f"{gain.low:.2f} to {gain.high:.2f} times as fast as native"
 
 
 def rows(
@@ -206,14 +163,6 @@ def rows(
         for v in verdicts
         if not v.reason
     ]
-
-
-def merged(
-    before: Iterable[Any], new: Iterable[Any], technique: str, device: str, functions: Collection[str]
-) -> list[Any]:
-    """Replace the rows of these functions on this device by new ones."""
-    kept = [r for r in before if not (r.package == technique and r.device == device and r.function in functions)]
-    return [*kept, *new]
 
 
 def save(file: Path, found: Iterable[Any], schema_version: int) -> None:

@@ -1,31 +1,35 @@
-"""Verification and benchmarks from Python: what the commands `verify` and `bench` print, as records."""
+"""Verification from Python, and what it shares with `benchmark.bench`: what the commands print, as records."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.benchmark import Plan, benchmark
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
-from kernel_pytorch.harness.isolation import Worker, Workers
-from kernel_pytorch.harness.machine import Ceilings, Machine, measure_machine
-from kernel_pytorch.harness.results import Results, VerificationReport
-from kernel_pytorch.harness.technique import Operation
+from kernel_pytorch.harness.isolation import Workers
+from kernel_pytorch.harness.results import VerificationReport
+from kernel_pytorch.harness.technique import Operation, Technique
 from kernel_pytorch.harness.verification import Verification, report
 from kernel_pytorch.harness.verification import verify as verify_technique
-from kernel_pytorch.harness.workload import SHORT_CASES
-
-SHORT = Plan(quick=True, cases=SHORT_CASES)
-"""One case of each operation, fewer rounds: what `kernel-pytorch bench` measures without options."""
 
 
+@contextlib.contextmanager
+def without_deprecations() -> Iterator[None]:
+    """Leave out the warnings that `torch.jit` is deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
+        yield
+
+
+@without_deprecations()
 def verify(
-    name: str,
+    name: str | Technique,
     *,
     levels: Sequence[str] | None = None,
     device: torch.device | str | None = None,
@@ -39,7 +43,7 @@ def verify(
     Each of the report's `levels` lists its `failures`.
 
     Args:
-        name: of an installed technique, as `kernel-pytorch list` prints it.
+        name: of an installed technique, as `kernel-pytorch list` prints it, or its declaration.
         levels: names of the levels to check; all of them if None.
         device: cpu, cuda or cuda:1; CUDA where there is a GPU if None.
         exhaustive: run torch.compile on every case too, not on the core cases alone.
@@ -49,64 +53,19 @@ def verify(
     Raises:
         UserError: no such technique, level or device; the message lists those that exist.
     """
-    where, technique = parse_device(None if device is None else str(device)), discover().get(name)
+    where, technique = parse_device(None if device is None else str(device)), find_technique(name)
     check_names(technique.name, "level", levels, level_names(technique.operations))
     chosen = None if levels is None else list(levels)
     found = []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
-        for verification in verify_technique(technique, where, levels=chosen, exhaustive=exhaustive, workers=workers):
-            found.append(verification)
-            on_trial(verification)
+    for verification in verify_technique(technique, where, levels=chosen, exhaustive=exhaustive, workers=workers):
+        found.append(verification)
+        on_trial(verification)
     return report(technique, found, where)
 
 
-def bench(
-    name: str,
-    plan: Plan = SHORT,
-    *,
-    device: torch.device | str | None = None,
-    machine: Machine | None = None,
-    worker: Worker | None = None,
-    previous: Results | None = None,
-    on_job: Callable[[str], None] = lambda label: None,
-    on_progress: Callable[[Results], None] = lambda results: None,
-    again: Callable[[], Ceilings] | None = None,
-) -> Results:
-    """Time every level of a technique's public functions, in turns, inputs cold, outputs checked before and after.
-
-    Args:
-        name: of an installed technique, as `kernel-pytorch list` prints it.
-        plan: what to measure; `Plan()` is what `kernel-pytorch bench --full` measures.
-        machine: the limits that shares are of; measured now, which takes some seconds, if None.
-        worker: as `workers` in `verify`.
-        previous: as in `kernel_pytorch.harness.benchmark.benchmark`, and so are the rest.
-        on_job: called with the label of each job before it starts.
-        on_progress: called with the results so far after each job.
-        again: measures the ceilings once more before anything is rejected by them.
-
-    Returns:
-        Seconds are medians with intervals; after Ctrl-C what stood by then, marked as not complete.
-
-    Raises:
-        UserError: no such technique, level, operation or device; the message lists those that exist.
-    """
-    where, technique = parse_device(None if device is None else str(device)), discover().get(name)
-    check_names(technique.name, "level", plan.levels, level_names(technique.operations))
-    check_names(technique.name, "operation", plan.operations, [o.name for o in technique.operations])
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".torch.jit.*deprecated")
-        return benchmark(
-            technique,
-            machine or measure_machine(where, quick=plan.quick),
-            where,
-            plan,
-            worker=worker,
-            previous=previous,
-            on_job=on_job,
-            on_progress=on_progress,
-            again=again,
-        )
+def find_technique(name: str | Technique) -> Technique:
+    """The installed technique of that name. Raises UserError if there is none, listing those that exist."""
+    return discover().get(name) if isinstance(name, str) else name
 
 
 def level_names(operations: Iterable[Operation]) -> list[str]:

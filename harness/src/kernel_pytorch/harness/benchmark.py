@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 import torch
 
+from kernel_pytorch.harness.api import check_names, find_technique, level_names, without_deprecations
+from kernel_pytorch.harness.availability import parse_device
 from kernel_pytorch.harness.environment import now
 from kernel_pytorch.harness.isolation import Announce, Worker
-from kernel_pytorch.harness.machine import Ceilings, Machine, higher
+from kernel_pytorch.harness.machine import Ceilings, Machine, higher, measure_machine
 from kernel_pytorch.harness.overheads import Call, cost_in_child
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.provenance import identify
-from kernel_pytorch.harness.results import Measurement, Results, Run, WholeCost
+from kernel_pytorch.harness.results import BenchmarkRun, Measurement, Results, WholeCost
 from kernel_pytorch.harness.technique import Direction, Technique
 from kernel_pytorch.harness.timing import ROUNDS, chosen, crashed, run_job
-from kernel_pytorch.harness.workload import QUICK_CASES, Job, JobKey, find_job, jobs
+from kernel_pytorch.harness.workload import QUICK_CASES, SHORT_CASES, Job, JobKey, find_job, jobs
 
 QUICK_ROUNDS = 12
 
@@ -52,35 +54,36 @@ class Plan:
         """Rounds of the clock."""
         return QUICK_ROUNDS if self.quick else ROUNDS
 
-    def with_levels(self, more: set[str]) -> Plan:
-        """The same plan for more implementations, because those that take turns are measured together."""
-        return self if self.levels is None else dataclasses.replace(self, levels=(*self.levels, *sorted(more)))
-
     def jobs(self, technique: Technique, device: torch.device) -> list[Job]:
         """The jobs of one technique."""
         every = jobs(technique, device, first=self.cases if self.quick else None, directions=self.directions)
         return [job for job in every if self.operations is None or job.operation.name in self.operations]
 
 
-def benchmark(
-    technique: Technique,
-    machine: Machine,
-    device: torch.device,
-    plan: Plan,
+SHORT = Plan(quick=True, cases=SHORT_CASES)
+"""One case of each operation, fewer rounds: what `kernel-pytorch bench` measures without options."""
+
+
+@without_deprecations()
+def bench(
+    name: str | Technique,
+    plan: Plan = SHORT,
     *,
+    device: torch.device | str | None = None,
+    machine: Machine | None = None,
     worker: Worker | None = None,
     previous: Results | None = None,
     on_job: Callable[[str], None] = lambda label: None,
     on_progress: Callable[[Results], None] = lambda results: None,
     again: Callable[[], Ceilings] | None = None,
 ) -> Results:
-    """Measure every job of a technique.
+    """Time every level of a technique's public functions, in turns, inputs cold, outputs checked before and after.
 
     Args:
-        technique: what to measure.
-        machine: the ceilings to compare with, measured on this machine.
-        device: where.
-        plan: what to measure.
+        name: of an installed technique, as `kernel-pytorch list` prints it, or its declaration.
+        plan: what to measure; `Plan()` is what `kernel-pytorch bench --full` measures.
+        device: cpu, cuda or cuda:1; CUDA where there is a GPU if None.
+        machine: the limits that shares are of; measured now, which takes some seconds, if None.
         worker: process that the jobs run in, so that a crash is isolated from other jobs; None for this process.
         previous: earlier results of the same code, see `why_not_resumed`. All of it is kept, also what this plan does
             not ask for or has not reached yet.
@@ -91,49 +94,46 @@ def benchmark(
             ceilings are given.
 
     Returns:
-        The results; after Ctrl-C those so far, marked as not complete.
+        Seconds are medians with intervals; after Ctrl-C what stood by then, marked as not complete.
+
+    Raises:
+        UserError: no such technique, level, operation or device; the message lists those that exist.
     """
+    where, technique = parse_device(None if device is None else str(device)), find_technique(name)
+    check_names(technique.name, "level", plan.levels, level_names(technique.operations))
+    check_names(technique.name, "operation", plan.operations, [o.name for o in technique.operations])
+    machine = machine or measure_machine(where, quick=plan.quick)
     known = {} if previous is None else by_job(previous)
-    costs = () if previous is None else previous.costs
-    earlier = () if previous is None else runs_of(previous)
-    identities = identify(technique, machine.environment, compiling=not plan.quick)
-    order = [job.key for job in jobs(technique, device, directions=tuple(Direction))]
-    runs = (*earlier, _run_on(machine, now()))
-    this_run = {"run": len(earlier)}
-
-    def results(*, complete: bool) -> Results:
-        return Results(
-            technique=technique.name,
-            created=now(),
-            quick=plan.quick,
-            complete=complete,
-            machine=machine,
-            identities=identities,
-            runs=runs,
-            measurements=tuple(m for key in order for m in known.get(key, ())),
-            costs=costs,
-        )
-
+    earlier = () if previous is None else previous.runs or (_run_on(previous.machine, previous.created),)
+    order = [job.key for job in jobs(technique, where, directions=tuple(Direction))]
+    results = Results(
+        technique=technique.name,
+        created=now(),
+        quick=plan.quick,
+        complete=False,
+        machine=machine,
+        identities=identify(technique, machine.environment, compiling=not plan.quick),
+        runs=(*earlier, _run_on(machine, now())),
+        measurements=tuple(m for key in order for m in known.get(key, ())),
+        costs=() if previous is None else previous.costs,
+    )
     try:
         # Jobs without any record go first.
-        for job in sorted(plan.jobs(technique, device), key=lambda job: job.key in known):
+        for job in sorted(plan.jobs(technique, where), key=lambda job: job.key in known):
             on_job(job.label)
             held = {m.implementation for m in known.get(job.key, ())}
             if not {i.name for i in chosen(job, plan.wanted)} <= held:
-                wider = plan.with_levels(held)
-                found = _run_job(job, machine, device, wider, worker)
-                if again is not None and any(m.status == "rejected" for m in found):
-                    ceilings = higher(machine.ceilings, again())
-                    machine = machine.model_copy(update={"ceilings": ceilings})
-                    found = _run_job(job, machine, device, wider, worker)
-                known[job.key] = [m.model_copy(update=this_run) for m in found]
-            on_progress(results(complete=False))
+                found, machine = _measured(job, machine, where, plan, held, worker, again)
+                known[job.key] = [m.model_copy(update={"run": len(earlier)}) for m in found]
+            measurements = tuple(m for key in order for m in known.get(key, ()))
+            results = results.model_copy(update={"created": now(), "machine": machine, "measurements": measurements})
+            on_progress(results)
         if plan.overheads:
-            new = [c.model_copy(update=this_run) for c in _costs(technique, device, plan, worker, on_job)]
-            costs = _renewed(technique, costs, new)
+            costs = _costs(technique, where, plan, worker, on_job, results)
+            results = results.model_copy(update={"created": now(), "costs": costs})
     except KeyboardInterrupt:
-        return results(complete=False)
-    return results(complete=True)
+        return results
+    return results.model_copy(update={"complete": True})
 
 
 def why_not_resumed(previous: Results, technique: Technique, machine: Machine, plan: Plan) -> str | None:
@@ -160,22 +160,28 @@ def by_job(results: Results) -> dict[JobKey, list[Measurement]]:
     return found
 
 
-def runs_of(results: Results) -> tuple[Run, ...]:
-    """The runs of a file; of one that is older than the table of runs, the single run of its header."""
-    return results.runs or (_run_on(results.machine, results.created),)
-
-
-def _run_on(machine: Machine, created: str) -> Run:
+def _run_on(machine: Machine, created: str) -> BenchmarkRun:
     about = {name: getattr(machine.environment, name) for name in ("commit", "dirty", "torch", "triton")}
-    return Run(created=created, **about)
+    return BenchmarkRun(created=created, **about)
 
 
-def _renewed(technique: Technique, before: Iterable[WholeCost], after: Iterable[WholeCost]) -> tuple[WholeCost, ...]:
-    """New records, and old ones of implementations that have no new one, in the order of the declaration."""
-    every = {(record.operation, record.implementation): record for record in (*before, *after)}
-    names = [(o.name, i.name) for o in technique.operations for i in o.implementations]
-    places = {name: place for place, name in enumerate(names)}
-    return tuple(every[name] for name in sorted(every, key=lambda name: places.get(name, len(places))))
+def _measured(
+    job: Job,
+    machine: Machine,
+    device: torch.device,
+    plan: Plan,
+    held: Iterable[str],
+    worker: Worker | None,
+    again: Callable[[], Ceilings] | None,
+) -> tuple[list[Measurement], Machine]:
+    """Run a job, and once more where the ceilings reject something; those that take turns are measured together."""
+    if plan.levels is not None:
+        plan = dataclasses.replace(plan, levels=(*plan.levels, *sorted(held)))
+    found = _run_job(job, machine, device, plan, worker)
+    if again is not None and any(m.status == "rejected" for m in found):
+        machine = machine.model_copy(update={"ceilings": higher(machine.ceilings, again())})
+        found = _run_job(job, machine, device, plan, worker)
+    return found, machine
 
 
 def _run_job(job: Job, machine: Machine, device: torch.device, plan: Plan, worker: Worker | None) -> list[Measurement]:
@@ -203,23 +209,27 @@ def _run_in_child(
 
 
 def _costs(
-    technique: Technique, device: torch.device, plan: Plan, worker: Worker | None, on_job: Callable[[str], None]
+    technique: Technique,
+    device: torch.device,
+    plan: Plan,
+    worker: Worker | None,
+    on_job: Callable[[str], None],
+    results: Results,
 ) -> tuple[WholeCost, ...]:
-    """The overheads of every implementation on the first case of its operation."""
-    found = []
-    for operation in technique.operations:
-        if plan.operations is not None and operation.name not in plan.operations:
+    """The overheads of every implementation on the first case of its operation, and what is known of others."""
+    every = {(cost.operation, cost.implementation): cost for cost in results.costs}
+    declared = [(operation, i) for operation in technique.operations for i in operation.implementations]
+    for operation, i in declared:
+        if operation.name not in (plan.operations or [operation.name]) or i.name not in (plan.wanted or [i.name]):
             continue
-        case = operation.bench_grid.cases(device.type)[0]
-        for i in operation.implementations:
-            if plan.wanted is not None and i.name not in plan.wanted:
-                continue
-            call = Call(technique, operation, i, case, device)
-            on_job(f"overheads of {operation.name} {i.name}")
-            if worker is None:
-                cost = call.cost()
-            else:
-                outcome = worker.call(cost_in_child, *call.names)
-                cost = outcome.value or call.no_cost(outcome.failure)
-            found.append(call.with_starts(cost))
-    return tuple(found)
+        call = Call(technique, operation, i, operation.bench_grid.cases(device.type)[0], device)
+        on_job(f"overheads of {operation.name} {i.name}")
+        if worker is None:
+            cost = call.cost()
+        else:
+            outcome = worker.call(cost_in_child, *call.names)
+            cost = outcome.value or call.no_cost(outcome.failure)
+        new = call.with_starts(cost).model_copy(update={"run": len(results.runs) - 1})
+        every[operation.name, i.name] = new
+    names = [(operation.name, i.name) for operation, i in declared]
+    return tuple(every[name] for name in sorted(every, key=lambda n: names.index(n) if n in names else len(names)))

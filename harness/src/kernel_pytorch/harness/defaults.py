@@ -82,9 +82,8 @@ class Group:
             if self.default not in times:
                 found.append(f"{self.label}, {name}: {self.default} was not measured")
                 continue
-            fastest = min((level for level in CANDIDATES if level in times), key=lambda level: times[level])
-            if times[self.default] > CASE * times[fastest]:
-                slower = times[self.default] / times[fastest]
+            fastest = min((level for level in CANDIDATES if level in times), key=times.__getitem__)
+            if (slower := times[self.default] / times[fastest]) > CASE:
                 found.append(f"{self.label}, {name}: {self.default} takes {slower:.2f}x the time of {fastest}")
         return found
 
@@ -99,22 +98,25 @@ def groups(results: Results, technique: Technique) -> list[Group]:
     """Group the times of a record by what their default depends on; cases that are no longer declared are left out."""
     environment = results.machine.environment
     found: dict[tuple[str, ...], Group] = {}
-    seconds: dict[tuple[str, str], dict[str, Times]] = {}  # by direction and level, of an operation and a case
+    seconds: dict[tuple[str, str, str], Times] = {}  # by operation, case and direction
     for m in results.measurements:
-        if m.status == "measured" and m.seconds is not None and m.implementation in SHOWN:
-            directions = seconds.setdefault((m.operation, m.case.label), {})
-            directions.setdefault(m.direction, {})[m.implementation] = m.seconds.median
+        if m.time is not None and m.implementation in SHOWN:
+            seconds.setdefault((m.operation, m.case.label, m.direction), {})[m.implementation] = m.time.median
     able = {m.implementation for m in results.measurements if m.status == "measured"}
     for operation in technique.operations:
         for case in operation.bench_grid.cases(environment.device_type):
             label = CaseRecord.of(case).label
-            work = _work(seconds.get((operation.name, label), {}))
-            if not work:
+            forward, backward, both = (
+                seconds.get((operation.name, label, direction), {}) for direction in ("forward", "backward", "both")
+            )
+            both = both or {level: forward[level] + backward[level] for level in forward if level in backward}
+            if not (forward or both):
                 continue
             default, features = default_level(technique, operation, case, environment, able)
-            for name, times in work.items():
+            for name, times in ((FORWARD, forward), (TRAINING, both)):
                 key = operation.name, case.dtype_name, features, name, default
-                found.setdefault(key, Group(*key)).cases[label] = times
+                if times:
+                    found.setdefault(key, Group(*key)).cases[label] = times
     return list(found.values())
 
 
@@ -135,35 +137,27 @@ def default_level(
         features.update(dict.fromkeys(given.get("features", ())))
         return choose(*asked, **given)
 
+    made: dict[int, Tensor] = {}
+
+    def moved(x: Tensor) -> Tensor:
+        if id(x) not in made:
+            options = {"dtype": x.dtype, "requires_grad": x.requires_grad}
+            meta = torch.empty_strided(x.shape, x.stride(), device="meta", **options)  # type: ignore[arg-type]
+            device = torch.device(environment.device_type, 0)
+            made[id(x)] = mode.fake_tensor_converter.from_meta_and_device(mode, meta, device)
+        return made[id(x)]
+
     with (
         FakeTensorMode(allow_non_fake_inputs=True) as mode,
         mock.patch.object(levels, "compute_capability", return_value=capability),
         mock.patch.object(ladder, "unavailable", lambda level, *_: None if level in able else "it was not measured"),
         mock.patch.object(ladder, "chosen", chosen),
     ):
-        made: dict[int, Tensor] = {}
-
-        def moved(x: Tensor) -> Tensor:
-            if id(x) not in made:
-                options = {"dtype": x.dtype, "requires_grad": x.requires_grad}
-                meta = torch.empty_strided(x.shape, x.stride(), device="meta", **options)  # type: ignore[arg-type]
-                device = torch.device(environment.device_type, 0)
-                made[id(x)] = mode.fake_tensor_converter.from_meta_and_device(mode, meta, device)
-            return made[id(x)]
-
         given = operation.inputs(case, torch.Generator())
         args, kwargs = tree_map_only(Tensor, moved, given)
         function = imported(str(operation.function))
         level: str = ladder.default_of(lambda: function(*args, **kwargs))
     return level, ", ".join(features)
-
-
-def _work(directions: Mapping[str, Times]) -> dict[str, Times]:
-    """Seconds by level of the forward alone, and with the backward where that was measured."""
-    forward, backward = directions.get("forward", {}), directions.get("backward", {})
-    both = {level: forward[level] + backward[level] for level in forward if level in backward}
-    work = {FORWARD: forward, TRAINING: directions.get("both") or both}
-    return {name: times for name, times in work.items() if times}
 
 
 def defaults_table(found: Iterable[Group], title: str) -> PrintableTable:

@@ -33,7 +33,7 @@ START_TIMEOUT = 300.0
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """The result of one call.
 
     Attributes:
@@ -64,7 +64,7 @@ class Worker:
         self._process: Any = None
         self._connection: Connection | None = None
 
-    def call(self, function: Callable[..., Any], *arguments: Any, on_stage: Announce | None = None) -> Outcome:
+    def call(self, function: Callable[..., Any], *arguments: Any, on_stage: Announce | None = None) -> CallOutcome:
         """Call `function(*arguments, announce)` in the child.
 
         Args:
@@ -81,8 +81,7 @@ class Worker:
             self._process = self._context.Process(target=_serve, args=(theirs, self.prepare), daemon=True)
             self._process.start()
             theirs.close()
-        connection = self._connection
-        stage, limit = "", START_TIMEOUT
+        connection, stage, limit = self._connection, "", START_TIMEOUT
         deadline = time.monotonic() + limit
         try:
             connection.send((function, arguments))
@@ -98,14 +97,20 @@ class Worker:
                 else:
                     if kind != "value":  # a call that raised may have left the device faulty too
                         self.close()
-                    return Outcome(failure=content, stage=stage) if kind == "raised" else Outcome(content, stage=stage)
+                    failed = kind == "raised"
+                    return CallOutcome(None if failed else content, content if failed else "", stage)
         except (EOFError, OSError):
-            return Outcome(failure=self._epitaph(), stage=stage)
+            self._process.join()
+            code = self._process.exitcode
+            killed = code is not None and code < 0
+            how = f"was killed by {signal.Signals(-code).name}" if killed else f"exited with code {code}"
+            self.close()
+            return CallOutcome(failure=f"its process {how}", stage=stage)
         except BaseException:
             self.close()
             raise
         self.close()
-        return Outcome(failure=f"did not end within {limit:g} seconds and was stopped", stage=stage)
+        return CallOutcome(failure=f"did not end within {limit:g} seconds and was stopped", stage=stage)
 
     def close(self) -> None:
         """End the child: it exits by itself if it waits for work, and is killed otherwise."""
@@ -128,15 +133,6 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _epitaph(self) -> str:
-        """How the child ended; the next call starts another."""
-        self._process.join()
-        code = self._process.exitcode
-        self.close()
-        if code is not None and code < 0:
-            return f"its process was killed by {signal.Signals(-code).name}"
-        return f"its process exited with code {code}"
-
 
 class Workers:
     """Several workers at once, for cases that are not timed.
@@ -155,7 +151,7 @@ class Workers:
         self._closed = False
         self._threads = ThreadPoolExecutor(processes)
 
-    def call(self, function: Callable[..., Any], *arguments: Any) -> Outcome:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> CallOutcome:
         """Call `function(*arguments, announce)` in the child of the next free worker.
 
         Raises:
@@ -219,28 +215,23 @@ def _serve(connection: Connection, prepare: Callable[[], object] | None) -> None
         # Receiving the function has imported its module, which does not count towards the limit.
         try:
             connection.send(("started", None))
-            _answer(connection, function, arguments)
+            try:
+                value = function(*arguments, lambda stage: connection.send(("stage", stage)))
+                connection.send(("value" if _is_usable() else "last value", value))  # raises if it cannot be pickled
+            except BrokenPipeError:
+                raise
+            except Exception as error:
+                connection.send(("raised", f"raised {type(error).__name__}: {error}"))
         except BrokenPipeError:  # the parent was interrupted
             sys.exit()
-
-
-def _answer(connection: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    try:
-        value = function(*arguments, lambda stage: connection.send(("stage", stage)))
-        connection.send(("value" if _is_usable() else "last value", value))  # raises if it cannot be pickled
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        connection.send(("raised", f"raised {type(error).__name__}: {error}"))
 
 
 def _is_usable() -> bool:
     """Whether the GPU still works: a fault persists, even if the function caught its error."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return True
     try:
-        torch.cuda.synchronize()
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
     except RuntimeError:
         return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kernel_pytorch.harness.report import (
     COST_COLUMNS,
@@ -43,12 +43,8 @@ def headline(devices: Sequence[Results]) -> str:
 
     The device is a GPU if there is one: that with the most operations, the first of equals.
     """
-
-    def place(results: Results) -> tuple[bool, int]:
-        operations = {m.operation for m in results.measurements}
-        return results.machine.environment.device_type != "cuda", -len(operations)
-
-    results = min(devices, key=place)
+    on_gpu = [r for r in devices if r.machine.environment.device_type == "cuda"] or devices
+    results = max(on_gpu, key=lambda r: len({m.operation for m in r.measurements}))
     e = results.machine.environment
     where = f"{e.device_name}, torch {e.torch}{f', triton {e.triton}' if e.triton else ''}, {results.created[:10]}"
     rows = [_headline_row(group) for group in _headline_cases(results)]
@@ -86,21 +82,14 @@ def _headline_cases(results: Results) -> list[list[Measurement]]:
 
 
 def _headline_row(group: list[Measurement]) -> list[str]:
-    by_name = {m.implementation: m for m in group}
-    best, ours = best_pytorch(group) or "", _best_own(group) or ""
-
+    # A kernel that is measured under a separate name is not a level that users can name. Where none of our kernels was
+    # timed, `native` is what `level=None` runs.
+    levels = [m for m in group if m.implementation == m.level]
+    ours = fastest(filter(_is_own, levels)) or fastest(m for m in levels if m.level == "native") or ""
+    best, by_name = best_pytorch(group) or "", {m.implementation: m for m in group}
     times = [f"`{name}` {time_cell(by_name[name])}" if name in by_name else NOT_MEASURED for name in (best, ours)]
     ratio = speedup(by_name[ours].comparisons.get(best)) if ours else ""
     return [f"`{group[0].operation}`, {group[0].direction}", group[0].case.label, *times, ratio]
-
-
-def _best_own(group: Iterable[Measurement]) -> str | None:
-    """The fastest of our levels; where none was timed, `native`, which is what `level=None` runs there.
-
-    A kernel that is measured under a separate name is not a level that users can name.
-    """
-    levels = [m for m in group if m.implementation == m.level]
-    return fastest(filter(_is_own, levels)) or fastest(m for m in levels if m.level == "native")
 
 
 def markdown(results: Results) -> str:
@@ -122,7 +111,10 @@ def markdown(results: Results) -> str:
         tables = []
         for direction, found in directions.items():
             tables += [f"**`{operation}`, {direction}**", "", *time_table(found), ""]
-        lines += tables if len(cases) <= UNFOLDED else folded(summary(operation, directions), tables)
+        if len(cases) > UNFOLDED:  # shown on a click, on GitHub as on the site
+            title = f"<summary>{_summary(operation, directions)}</summary>"
+            tables = ['<details markdown="1">', title, "", *tables, "</details>", ""]
+        lines += tables
     if results.costs:
         labels = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
         lines += [f"**Whole cost of a call**: {labels}", "", *markdown_table(COST_COLUMNS, cost_rows(results)), ""]
@@ -137,12 +129,7 @@ def _sentence(line: str) -> str:
     return f"{line if is_code else line[0].upper() + line[1:]}."
 
 
-def folded(title: str, lines: Sequence[str]) -> list[str]:
-    """Lines that are shown on a click, on GitHub as on the site."""
-    return ['<details markdown="1">', f"<summary>{title}</summary>", "", *lines, "</details>", ""]
-
-
-def summary(operation: str, directions: Mapping[str, Sequence[list[Measurement]]]) -> str:
+def _summary(operation: str, directions: Mapping[str, Sequence[list[Measurement]]]) -> str:
     """One line of HTML: how far apart our levels and the best PyTorch are, over the cases of each direction."""
     parts = []
     for direction, cases in directions.items():
@@ -165,17 +152,16 @@ def time_table(cases: Sequence[list[Measurement]]) -> list[str]:
     timed = {m.implementation for group in cases for m in group if _is_own(m) and m.time}
     own = [name for name in names if name in timed]
     others: dict[str, Callable[[list[Measurement]], str | None]]
-    others = {"native": lambda group: "native", "best PyTorch": best_pytorch, "best peer": best_peer}
-    if not any(map(best_peer, cases)):
-        del others["best peer"]
-    header = ["case", *names, *(f"{name} over {other}" for name in own for other in others)]
+    others = {"native": lambda group: "native", "best PyTorch": best_pytorch}
+    if any(map(best_peer, cases)):
+        others["best peer"] = best_peer
     rows = []
     for group in cases:
-        by_name = {m.implementation: m for m in group}
-        row = [group[0].case.label, *(time_cell(by_name.get(name)) for name in names)]
-        compared = [by_name[name].comparisons if name in by_name else {} for name in own]
-        rows.append([*row, *(speedup(each.get(find(group) or "")) for each in compared for find in others.values())])
-    return markdown_table(header, rows)
+        found = {m.implementation: m for m in group}
+        compared = [found[name].comparisons if name in found else {} for name in own]
+        speedups = [speedup(each.get(find(group) or "")) for each in compared for find in others.values()]
+        rows.append([group[0].case.label, *(time_cell(found.get(name)) for name in names), *speedups])
+    return markdown_table(["case", *names, *(f"{name} over {other}" for name in own for other in others)], rows)
 
 
 def time_cell(measurement: Measurement | None) -> str:

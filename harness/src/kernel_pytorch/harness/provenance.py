@@ -17,11 +17,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernel_pytorch.harness.environment import Environment
+from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.implementation import Implementation, Level, PublicLevel
 from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.sources import tree_digest
 from kernel_pytorch.harness.static.cuda_code import LIBRARY, read_library
-from kernel_pytorch.harness.static.inspection import WorkerError, inspect, triton_level
+from kernel_pytorch.harness.static.inspection import inspect, triton_level
 from kernel_pytorch.harness.static.instructions import short_digest
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
 from kernel_pytorch.harness.static.record import known
@@ -52,14 +53,13 @@ def identify(
     launched = _launched(technique, arch, results, compiling=compiling) if arch in ARCHITECTURES else {}
     found: dict[str, Identity | None] = {}
     for operation in technique.operations:
-        of_operators = None
+        in_cpp = None  # one identity for all implementations of an operation
         for i in operation.implementations:
             label = f"{operation.name}/{i.name}"
             if i.level is Level.TRITON and label in launched:
                 found[label] = Identity(made_by=f"Triton {_version('triton')}", kernels=launched[label])
             elif i.level is Level.CUDA:
-                of_operators = of_operators or _compiled(technique, operation, i, environment.device_type, arch)
-                found[label] = of_operators
+                found[label] = in_cpp = in_cpp or _in_cpp(technique, operation, i, environment.device_type, arch)
             elif i.level not in (Level.TRITON, Level.PEER):
                 found[label] = _written(i)
     return {label: identity for label, identity in found.items() if identity is not None}
@@ -80,23 +80,17 @@ def _launched(technique: Technique, arch: str, results: Path, *, compiling: bool
     """By implementation and bench case the digest of its launches; empty if it is not known and cannot be found out."""
     if not triton_level(technique) or find_spec("triton") is None:
         return {}
-    record = known(technique, results)
-    if record is not None:
+    if (record := known(technique, results)) is not None:
         return record.kernels.get(arch, {})
-    if not compiling:
-        return {}
     try:
-        (inspection,) = inspect([technique], [arch])
-    except WorkerError:  # `kernel-pytorch static` says what is missing
+        return inspect([technique], [arch])[0].kernels if compiling else {}
+    except UserError:  # `kernel-pytorch static` says what is missing
         return {}
-    return inspection.findings.kernels
 
 
 def _written(implementation: Implementation) -> Identity | None:
     """The identity of a level that is Python on top of PyTorch."""
-    target = implementation.target
-    if isinstance(implementation, PublicLevel):
-        target = implementation.level_target()
+    target = implementation.level_target() if isinstance(implementation, PublicLevel) else implementation.target
     module = target.partition(":")[0]
     package = module.rpartition(".")[0]
     for names in ([module], [f"{package}.{name}" for name in DERIVED]):
@@ -116,7 +110,7 @@ def _file(module: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.origin and spec.origin.endswith(".py") else None
 
 
-def _compiled(
+def _in_cpp(
     technique: Technique, operation: Operation, implementation: Implementation, device_type: str, arch: str
 ) -> Identity | None:
     """The identity of a level in C++: of the operators that a call of the operation's level "cuda" leads to."""
@@ -130,7 +124,10 @@ def _compiled(
             with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad(), noted:
                 level.load()(*operation.arguments(case, torch.Generator().manual_seed(0)))
             break
-    for folder in _libraries():
+    files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name.count(".") == 1}
+    for folder in sorted({Path(file).parent for file in files if file}):  # of packages that were imported
+        if not (folder / LIBRARY).is_file():
+            continue
         library = read_library(folder)
         operators = sorted({library["functions"][name] for name in called & library["functions"].keys()})
         if operators:
@@ -140,13 +137,6 @@ def _compiled(
             made_by = library["nvcc"] or "no nvcc" if device_type == "cuda" else library["compiler"]
             return Identity(made_by=made_by, sources=sources, kernels={k: v for k, v in kernels.items() if v})
     return None
-
-
-def _libraries() -> list[Path]:
-    """The folders of compiled libraries beside packages that were imported."""
-    files = {getattr(module, "__file__", None) for name, module in sys.modules.items() if name.count(".") == 1}
-    folders = {Path(file).parent for file in files if file}
-    return sorted(folder for folder in folders if (folder / LIBRARY).is_file())
 
 
 def _resources(kernels: list[dict[str, Any]], operator: str, target: str) -> str:

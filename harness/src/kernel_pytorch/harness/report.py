@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from kernel_pytorch.harness.clock import Comparison
@@ -32,6 +32,14 @@ def seconds(value: float) -> str:
         if value * factor >= 1.0 or unit == "µs":
             return f"{value * factor:.3g} {unit}"
     raise AssertionError
+
+
+def size(count: int) -> str:
+    """Bytes with three significant digits and a unit."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= factor:
+            return f"{count / factor:.3g} {unit}"
+    return f"{count} B"
 
 
 def speedup(comparison: Comparison | None) -> str:
@@ -61,7 +69,7 @@ def fastest(group: Iterable[Measurement]) -> str | None:
 
 def columns(results: Results) -> tuple[str, ...]:
     """`COLUMNS`, with one more baseline where peers were measured."""
-    return COLUMNS if best_peer(results.measurements) is None else tuple(WIDTHS)
+    return tuple(WIDTHS) if best_peer(results.measurements) else COLUMNS
 
 
 def rows(group: list[Measurement], header: Sequence[str]) -> list[list[str]]:
@@ -151,10 +159,11 @@ def terminal_tables(results: Results) -> list[Group]:
         found = tables.setdefault((operation, direction), [])
         if not found:
             found.append(Text(f"\n{operation}, {direction}: median ± half of its 99% interval", style="bold italic"))
-        table = Table(box=None, padding=(0, 1, 0, 0), show_header=len(found) == 1, header_style="dim")
-        for name in header:
-            right = name not in ("level", "error")
-            table.add_column(name, justify="right" if right else "left", width=WIDTHS[name], overflow="fold")
+        shown = [
+            Column(name, justify="left" if name in ("level", "error") else "right", width=width, overflow="fold")
+            for name, width in WIDTHS.items() if name in header
+        ]  # fmt: skip
+        table = Table(*shown, box=None, padding=(0, 1, 0, 0), show_header=len(found) == 1, header_style="dim")
         absent = []
         for m, row in zip(group, rows(group, header), strict=True):
             if m.time is None:
@@ -165,35 +174,27 @@ def terminal_tables(results: Results) -> list[Group]:
     return [Group(*found) for found in tables.values()]
 
 
-COST_COLUMNS = (
-    "operation", "level", "eager call", "compiled call", "graph replay", "peak, forward", "peak, training",
-    "saved for backward", "first call, cold", "first call, warm", "launches",
-)  # fmt: skip
+COSTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "eager call": ("eager", seconds),
+    "compiled call": ("compiled", seconds),
+    "graph replay": ("graph", seconds),
+    "peak, forward": ("forward_peak", size),
+    "peak, training": ("training_peak", size),
+    "saved for backward": ("saved_for_backward", size),
+    "first call, cold": ("cold_start", seconds),
+    "first call, warm": ("warm_start", seconds),
+    "launches": ("launches", str),
+}
+"""By column the field of `WholeCost`, and how it is shown."""
+COST_COLUMNS = ("operation", "level", *COSTS)
 
 
 def cost_rows(results: Results) -> list[list[str]]:
     """What calls cost beside device time, by `COST_COLUMNS`; `missing_costs` says why a cell has no figure."""
-    shown: list[Callable[[Any], str]] = [*[seconds] * 3, *[size] * 3, *[seconds] * 2, str]
     return [
-        [
-            c.operation,
-            c.implementation,
-            *(NO_FIGURE if v is None else show(v) for show, v in zip(shown, each, strict=True)),
-        ]
+        [c.operation, c.implementation]
+        + [NO_FIGURE if (v := getattr(c, field)) is None else show(v) for field, show in COSTS.values()]
         for c in results.costs
-        for each in [
-            (
-                c.eager,
-                c.compiled,
-                c.graph,
-                c.forward_peak,
-                c.training_peak,
-                c.saved_for_backward,
-                c.cold_start,
-                c.warm_start,
-                c.launches,
-            )
-        ]
     ]
 
 
@@ -202,9 +203,8 @@ def cost_table(results: Results) -> Group:
     cases = ", ".join(dict.fromkeys(c.case.label for c in results.costs))
     found: list[RenderableType] = [Text(f"\noverheads of a call: {cases}", style="bold italic")]
     for chosen in ((0, 1, 2, 3, 4, 8, 9), (0, 1, 5, 6, 7, 10)):
-        table = Table(box=None, padding=(0, 2, 0, 0))
-        for place in chosen:
-            table.add_column(COST_COLUMNS[place], justify="left" if place < 2 else "right")
+        shown = [Column(COST_COLUMNS[place], justify="left" if place < 2 else "right") for place in chosen]
+        table = Table(*shown, box=None, padding=(0, 2, 0, 0))
         for row in cost_rows(results):
             table.add_row(*(escape(row[place]) for place in chosen))
         found += [table, Text()]
@@ -218,14 +218,6 @@ def missing_costs(results: Results) -> list[str]:
         for name, reason in c.missing.items():
             found.setdefault((c.implementation, reason), {})[name.replace("_", " ")] = None
     return [f"{level}: {', '.join(names)} {NOT_MEASURED}: {reason}" for (level, reason), names in found.items()]
-
-
-def size(count: int) -> str:
-    """Bytes with three significant digits and a unit."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= factor:
-            return f"{count / factor:.3g} {unit}"
-    return f"{count} B"
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], rule: str = " --- ") -> list[str]:

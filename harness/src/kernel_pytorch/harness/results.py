@@ -62,7 +62,7 @@ class Conditions(Part):
         return cls(**records, throttled=trace.throttle_reasons())
 
 
-class Run(Part):
+class BenchmarkRun(Part):
     """One run of the benchmark: a resumed file holds the results of several."""
 
     created: str
@@ -191,7 +191,7 @@ class Results(Record):
     complete: bool = True
     machine: Machine
     identities: dict[Name, Identity] = Field(default_factory=dict)
-    runs: tuple[Run, ...] = ()
+    runs: tuple[BenchmarkRun, ...] = ()
     measurements: tuple[Measurement, ...]
     costs: tuple[WholeCost, ...] = ()
 

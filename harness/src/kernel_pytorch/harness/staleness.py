@@ -71,26 +71,32 @@ def stale(results: Results, technique: Technique, place: Path, identify: Identif
     present = identify(technique, results.machine.environment) if results.identities else {}
     defaults = default_levels(technique, place.parent.name)
     declared = {f"{o.name}/{i.name}" for o in technique.operations for i in o.implementations}
-    measured = _measured(results)
+    measured: dict[str, int] = {}  # and the latest run that each is of; peers are not ours to keep fresh
+    for m in results.measurements:
+        if m.status == "measured" and m.level != Level.PEER.value:
+            label = f"{m.operation}/{m.implementation}"
+            measured[label] = max(m.run, measured.get(label, 0))
     found = []
     for label, run in measured.items():
-        then, now = results.identities.get(label), present.get(label)
         if label not in declared:
-            change = Change.GONE
-        elif then is None:
-            change = Change.BEFORE
-        elif now is None:
-            change = Change.ABSENT
-        elif then.differs(now):
-            change = Change.CODE
-        elif then.made_by != now.made_by:
-            change = Change.MAKER
+            change: Change | None = Change.GONE
         else:
-            continue
-        created = results.runs[run].created if results.runs else results.created
-        found.append(Stale(label, change, created, label in defaults))
+            change = _change(results.identities.get(label), present.get(label))
+        if change is not None:
+            created = results.runs[run].created if results.runs else results.created
+            found.append(Stale(label, change, created, label in defaults))
     unmeasured = sorted(defaults - set(measured))
     return found + [Stale(label, Change.UNMEASURED, results.created, True) for label in unmeasured]
+
+
+def _change(then: Identity | None, now: Identity | None) -> Change | None:
+    if then is None:
+        return Change.BEFORE
+    if now is None:
+        return Change.ABSENT
+    if then.differs(now):
+        return Change.CODE
+    return Change.MAKER if then.made_by != now.made_by else None
 
 
 def stale_models(record: Models, techniques: Iterable[Technique], identify: Identify) -> list[Stale]:
@@ -102,40 +108,26 @@ def stale_models(record: Models, techniques: Iterable[Technique], identify: Iden
         identify: identifies the present implementations.
     """
     here = {technique.name: technique for technique in techniques}
-    now: dict[tuple[str, str], str] = {}
     found = []
     for name, run in {**record.runs, **{f"{model}/losses": run for model, run in record.losses.items()}}.items():
         if not run.identities:
             found.append(Stale(name, Change.BEFORE, run.date))
         for package, then in run.identities.items():
-            key = package, run.environment.slug
-            if package in here and key not in now:
-                now[key] = fingerprint(identify(here[package], run.environment))
-            if now.get(key) != then:
-                change = Change.CODE if package in here else Change.ABSENT
-                found.append(Stale(f"{name}/{package}", change, run.date))
+            if package not in here:
+                found.append(Stale(f"{name}/{package}", Change.ABSENT, run.date))
+            elif fingerprint(identify(here[package], run.environment)) != then:
+                found.append(Stale(f"{name}/{package}", Change.CODE, run.date))
     return found
 
 
 def default_levels(technique: Technique, record: str) -> set[str]:
     """The implementations, as `operation/level`, that a package's table makes a default by this record."""
-    rows = [row for row in getattr(technique.ladder(), "defaults", ()) if row.record == record]
     return {
         f"{o.name}/{row.level}"
-        for row in rows
-        for o in technique.operations
-        if (row.functions is None or o.name in row.functions) and any(i.name == row.level for i in o.implementations)
-    }
-
-
-def _measured(results: Results) -> dict[str, int]:
-    """The implementations that have times, and the latest run that they are of; peers are not ours to keep fresh."""
-    found: dict[str, int] = {}
-    for m in results.measurements:
-        if m.status == "measured" and m.level != Level.PEER.value:
-            label = f"{m.operation}/{m.implementation}"
-            found[label] = max(m.run, found.get(label, 0))
-    return found
+        for row in getattr(technique.ladder(), "defaults", ()) if row.record == record
+        for o in technique.operations if row.functions is None or o.name in row.functions
+        if any(i.name == row.level for i in o.implementations)
+    }  # fmt: skip
 
 
 def listing(found: Mapping[Path, Iterable[Stale]]) -> list[str]:
@@ -163,10 +155,10 @@ def remedies(found: Mapping[Path, Iterable[Stale]]) -> list[str]:
     failing = {file: count for file, every in found.items() if (count := sum(each.fails for each in every))}
     if not failing:
         return []
-    one = sum(failing.values()) == 1
+    count = sum(failing.values())
     return [
         "",
-        f"{sum(failing.values())} default{' rests' if one else 's rest'} on code that was not measured. Measure it"
+        f"{count} default{' rests' if count == 1 else 's rest'} on code that was not measured. Measure it"
         " again, on the device of the record:",
         *(f"  on {file.parent.name}: kernel-pytorch bench {file.stem} --full" for file in failing),
     ]

@@ -96,7 +96,7 @@ def chosen(job: Job, wanted: set[str] | None) -> list[Implementation]:
 def crashed(job: Job, implementation: Implementation, reason: str) -> Measurement:
     """Return the record of an implementation that crashed, or was left out because of its memory."""
     status: Status = "unavailable" if TOO_LARGE in reason else "crashed"
-    return Measurement(**_about(job, implementation), status=status, reason=reason)
+    return _without_time(job, implementation, status, reason)
 
 
 class JobRun:
@@ -131,7 +131,7 @@ class JobRun:
             reason = job.operation.why_lacking(i.name, job.case)
             reason = reason or why_not_timed(job.technique, i, self.device, job.case.dtype)
             if reason is not None:
-                found[i.name] = Measurement(**_about(job, i), status="unavailable", reason=reason)
+                found[i.name] = _without_time(job, i, "unavailable", reason)
                 continue
             with watch_compiler() if i.level is Level.COMPILE else contextlib.nullcontext(lambda: "") as not_compiled:
                 error_checks = examine(i, expected, backward=self.backward)
@@ -140,9 +140,9 @@ class JobRun:
             tolerated = i.level in BASELINES and math.isfinite(self.errors[i.name])
             problem = ("" if tolerated else _problem(error_checks)) or not_compiled()
             if reason := not_offered(i, error_checks):
-                found[i.name] = Measurement(**_about(job, i), status="unavailable", reason=reason)
+                found[i.name] = _without_time(job, i, "unavailable", reason)
             elif problem:
-                found[i.name] = Measurement(**_about(job, i), status="wrong", reason=problem)
+                found[i.name] = _without_time(job, i, "wrong", problem)
         return found
 
     def time(self, implementations: list[Implementation]) -> None:
@@ -163,20 +163,19 @@ class JobRun:
     def results(self, implementations: list[Implementation]) -> dict[str, Measurement]:
         """Check again after timing, and compare what is right with the machine and with every trusted baseline."""
         checked = self._check_again(implementations)
-        attained = {i.name: self._attained(self.timings[i.name]) for i in implementations}
+        impossible = {i.name: faster_than_physics(self._attained(self.timings[i.name])) for i in implementations}
         trusted = {
             i.name: self.timings[i.name]
             for i in implementations
-            if i.level in BASELINES and not checked[i.name][1] and not faster_than_physics(attained[i.name])
+            if i.level in BASELINES and not checked[i.name][1] and not impossible[i.name]
         }
-        found = {}
-        for i in implementations:
-            error_checks, problem = checked[i.name]
-            if problem:
-                found[i.name] = Measurement(**_about(self.job, i), status="wrong", reason=problem)
-            else:
-                found[i.name] = self._measurement(i, attained[i.name], trusted, error_checks)
-        return found
+        return {
+            i.name: _without_time(self.job, i, "wrong", problem)
+            if problem
+            else self._measurement(i, impossible[i.name], trusted, error_checks)
+            for i in implementations
+            for error_checks, problem in [checked[i.name]]
+        }
 
     def _check_again(self, implementations: list[Implementation]) -> dict[str, tuple[tuple[ErrorCheck, ...], str]]:
         """Judge again on fresh inputs and on the timed ones with new contents; return problems too."""
@@ -184,20 +183,18 @@ class JobRun:
         renewed = self.workload.renew(self._generator(2))
         found = {}
 
-        def examined(i: Implementation) -> tuple[ErrorCheck, ...]:
-            return self.workload.examine(i, self.calls[i.name], renewed)
-
-        def again(i: Implementation) -> tuple[ErrorCheck, ...]:
+        def examined(i: Implementation, seed: int | None = None) -> tuple[ErrorCheck, ...]:
             nonlocal renewed
-            renewed = self.workload.renew(self._generator(FRESH))
-            return examined(i)
+            if seed is not None:
+                renewed = self.workload.renew(self._generator(seed))
+            return self.workload.examine(i, self.calls[i.name], renewed)
 
         for i in implementations:
             fresh = examine(i, after, backward=self.backward)
             allowed = DRIFT * max(1.0, self.errors[i.name]) if i.level in BASELINES else 1.0
             if problem := _problem(fresh, allowed):
                 problem = f"after timing, on fresh inputs: {problem}"
-            elif problem := _problem(confirm(examined(i), functools.partial(again, i)), allowed):
+            elif problem := _problem(confirm(examined(i), functools.partial(examined, i, FRESH)), allowed):
                 problem = f"the timed call, after its inputs changed in place: {problem}"
             found[i.name] = fresh, problem
         return found
@@ -210,12 +207,12 @@ class JobRun:
     def _measurement(
         self,
         implementation: Implementation,
-        attained: Attained,
+        impossible: str | None,
         trusted: Mapping[str, Timing],
         error_checks: tuple[ErrorCheck, ...],
     ) -> Measurement:
         timing = self.timings[implementation.name]
-        impossible = faster_than_physics(attained)
+        attained = self._attained(timing)
         of_copy, of_products = (share(self.timings.get(name), timing) for name in (COPY, PRODUCTS))
         return Measurement(
             **_about(self.job, implementation),
@@ -256,6 +253,10 @@ def _problem(error_checks: Iterable[ErrorCheck], allowed: float = 1.0) -> str:
     """Describe what is wrong, or ""; a miss whose error over its budget is at most `allowed` is ignored."""
     wrong = [j for j in error_checks if not j.passed and j.error_over_budget > allowed]
     return "; ".join(f"{j.quantity} {j.message}" for j in wrong)
+
+
+def _without_time(job: Job, implementation: Implementation, status: Status, reason: str) -> Measurement:
+    return Measurement(**_about(job, implementation), status=status, reason=reason)
 
 
 def _about(job: Job, implementation: Implementation) -> dict[str, Any]:

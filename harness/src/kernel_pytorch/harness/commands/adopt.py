@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,46 +13,30 @@ from rich.markup import escape
 
 from kernel_pytorch.harness import adoption
 from kernel_pytorch.harness.adoption import Verdict, Wanted
-from kernel_pytorch.harness.api import bench
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.commands.common import (
-    PLAIN,
-    DeviceOption,
-    JobsOption,
-    OperationOption,
-    Steps,
-    TechniqueArgument,
-    check_names,
-    check_writable,
-    messages,
-    operation_names,
-    output,
-    warn_broken,
-    warn_if_busy,
-)
+from kernel_pytorch.harness.benchmark import bench
+from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.isolation import Worker, Workers
 from kernel_pytorch.harness.machine import Machine, measure_machine
 from kernel_pytorch.harness.tables import table
 from kernel_pytorch.harness.technique import Technique
-from kernel_pytorch.harness.verification import Verification
+from kernel_pytorch.harness.verification import verify
 
 CASE_TIMEOUT = 600.0
 COLUMNS = ("function", "dtype", "level", "verdict")
 
 
 def adopt_command(
-    technique: TechniqueArgument = None,
-    operation: OperationOption = None,
-    device: DeviceOption = None,
+    technique: common.TechniqueArgument = None,
+    operation: common.OperationOption = None,
+    device: common.DeviceOption = None,
     reset: Annotated[
         bool, typer.Option("--reset", help="Measure nothing; remove what was adopted, of this technique or all.")
     ] = False,
-    timeout: Annotated[
-        float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
-    ] = CASE_TIMEOUT,
-    jobs: JobsOption = 1,
+    timeout: common.TimeoutOption = CASE_TIMEOUT,
+    jobs: common.JobsOption = 1,
 ) -> None:
     """Verify and time the kernels on this machine, and make those that win the defaults of this user on it.
 
@@ -66,40 +51,48 @@ def adopt_command(
     where = parse_device(device)
     discovery = discover()
     techniques = discovery.select(technique)
-    operations = check_names("operation", operation, operation_names(techniques))
-    warn_broken(discovery)
+    operations = common.check_names("operation", operation, common.operation_names(techniques))
+    common.warn_broken(discovery)
     known, file = _user_file(techniques, technique)
+    before = _read(file, known) if not reset or os.path.lexists(file) else []
     if reset:
         if operation:
             raise UserError("--reset removes all rows of a technique: leave --operation out")
-        _reset(file, known, technique)
+        kept = [row for row in before if technique not in (None, row.package)]
+        if os.path.lexists(file) and (technique is None or len(kept) < len(before)):
+            adoption.save(file, kept, known.SCHEMA_VERSION)
+            common.tell(f"{'written' if kept else 'removed'}: {file}")
+        else:
+            common.tell(f"nothing of {technique} is adopted" if before else f"nothing is adopted: there is no {file}")
         return
-    before = _read(file, known)
-    check_writable(file.parent)
-    warn_if_busy()
+    common.check_writable(file.parent)
+    common.warn_if_busy()
     wanted = {t.name: adoption.candidates(t, where, operations) for t in techniques}
     if not any(wanted.values()):
-        output.print(
+        common.tell(
             f"Nothing to adopt on {where}: no function has a kernel that can be timed there and whose place the"
-            " package's own table leaves open; `kernel-pytorch list` prints both.", **PLAIN,
-        )  # fmt: skip
+            " package's own table leaves open; `kernel-pytorch list` prints both."
+        )
         return
-    with Steps("measuring the machine") as step:
+    with common.Steps("measuring the machine") as step:
         machine = measure_machine(where, quick=True, on_step=step)
     wrong = False
     for each in (t for t in techniques if wanted[t.name]):
         verdicts = _measured(each, where, wanted[each.name], machine, timeout, jobs)
-        rows = []
+        cells = []
         for v in verdicts:
             good = f"[green]adopted[/green]: at least {v.speedup:.2f} times as fast as native"
-            rows.append((v.operation, str(v.dtype).removeprefix("torch."), v.level, escape(v.reason) or good))
-        output.print(table(f"{each.name}: {each.title}", COLUMNS, rows, text=4))
-        found = adoption.rows(each, verdicts, machine.environment, where)
-        # Another run may have written meanwhile.
-        before = adoption.merged(_read(file, known), found, each.name, known.device_name(where), wanted[each.name])
+            cells.append((v.operation, str(v.dtype).removeprefix("torch."), v.level, escape(v.reason) or good))
+        common.output.print(table(f"{each.name}: {each.title}", COLUMNS, cells, text=4))
+        new, here = adoption.rows(each, verdicts, machine.environment, where), known.device_name(where)
+        # Another run may have written meanwhile. What was adopted here of these functions is replaced.
+        before = [
+            row for row in _read(file, known)
+            if not (row.package == each.name and row.device == here and row.function in wanted[each.name])
+        ] + new  # fmt: skip
         adoption.save(file, before, known.SCHEMA_VERSION)
-        wrong |= any(v.wrong for v in verdicts)
-    output.print(escape(f"written: {file}" if before else "nothing is adopted"), **PLAIN)
+        wrong |= any(v.reason.startswith("wrong: ") for v in verdicts)
+    common.tell(f"written: {file}" if before else "nothing is adopted")
     if wrong:
         raise typer.Exit(1)
 
@@ -119,19 +112,19 @@ def _user_file(techniques: list[Technique], name: str | None) -> tuple[Any, Path
 def _measured(
     technique: Technique, device: torch.device, wanted: Wanted, machine: Machine, timeout: float, jobs: int
 ) -> list[Verdict]:
-    with Workers(jobs, timeout) as workers, Steps(f"verify {technique.name}") as done:
-
-        def on_trial(verification: Verification) -> None:
-            done(f"{verification.operation} {verification.implementation}")
-
-        checked = adoption.verified(technique, device, wanted, workers, on_trial)
-    plan = adoption.plan_for(wanted)
-    with Worker(timeout) as worker, Steps(technique.name, len(plan.jobs(technique, device))) as step:
-        results = bench(technique.name, plan, device=device, machine=machine, worker=worker, on_job=step)
+    """Check the candidates on all cases, in all dtypes, adversarial inputs among them, and time those of the plan."""
+    part = dataclasses.replace(technique, operations=[o for o in technique.operations if o.name in wanted])
+    plan, verified = adoption.plan_for(wanted), []
+    with Workers(jobs, timeout) as workers, common.Steps(f"verify {technique.name}") as done:
+        for each in verify(part, device, levels=list(plan.levels or ()), workers=workers):
+            done(f"{each.operation} {each.implementation}")
+            verified.append(each)
+    with Worker(timeout) as worker, common.Steps(technique.name, len(plan.jobs(technique, device))) as step:
+        results = bench(technique, plan, device=device, machine=machine, worker=worker, on_job=step)
     if not results.complete:
-        messages.print(f"interrupted: nothing of {technique.name} is changed", **PLAIN)
+        common.tell(f"interrupted: nothing of {technique.name} is changed", to=common.messages)
         raise typer.Exit(130)
-    return adoption.judged(technique, device, wanted, checked, results)
+    return adoption.judged(technique, device, wanted, verified, results)
 
 
 def show_adopted(techniques: list[Technique], device: torch.device, name: str | None = None) -> None:
@@ -141,36 +134,21 @@ def show_adopted(techniques: list[Technique], device: torch.device, name: str | 
         return
     file = known.place()
     if file is None:
-        output.print(f"{known.VARIABLE} is {known.OFF}: what was adopted is not used", **PLAIN)
+        common.tell(f"{known.VARIABLE} is {known.OFF}: what was adopted is not used")
         return
     try:
         found = [row for row in known.read(file) if name in (None, row.package)]
     except ValueError as error:
-        output.print(escape(f"{file} is ignored: {error}"), **PLAIN)
+        common.tell(f"{file} is ignored: {error}")
         return
-    if not found:
-        return
-    rows = []
+    cells = []
     for row in found:
         about = f"{row.date}, torch {row.torch}, at least {row.speedup:.2f} times as fast as native"
         used = adoption.state(row, techniques, device)
-        rows.append(map(escape, (row.package, row.function, row.dtype, row.level, row.device, about, used)))
+        cells.append(map(escape, (row.package, row.function, row.dtype, row.level, row.device, about, used)))
     columns = ("technique", "function", "dtype", "level", "device", "measured", f"on {device}")
-    output.print(table(f"adopted: {file}", columns, rows, text=len(columns)))
-
-
-def _reset(file: Path, known: Any, technique: str | None) -> None:
-    """Remove the file, or the rows of one technique in it; nothing that is not such a file."""
-    if not os.path.lexists(file):
-        output.print(escape(f"nothing is adopted: there is no {file}"), **PLAIN)
-        return
-    before = _read(file, known)
-    kept = [] if technique is None else [row for row in before if row.package != technique]
-    if technique is not None and len(kept) == len(before):
-        output.print(f"nothing of {technique} is adopted", **PLAIN)
-        return
-    adoption.save(file, kept, known.SCHEMA_VERSION)
-    output.print(escape(f"{'written' if kept else 'removed'}: {file}"), **PLAIN)
+    if cells:
+        common.output.print(table(f"adopted: {file}", columns, cells, text=len(columns)))
 
 
 def _read(file: Path, known: Any) -> list[Any]:

@@ -12,28 +12,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from kernel_pytorch.harness.api import bench, level_names
+from kernel_pytorch.harness.api import level_names
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.benchmark import Plan, by_job, why_not_resumed
-from kernel_pytorch.harness.commands.common import (
-    DeviceOption,
-    LevelOption,
-    OperationOption,
-    PeersOption,
-    Steps,
-    TechniqueArgument,
-    TimeoutOption,
-    check_names,
-    check_writable,
-    load_peers,
-    messages,
-    of_these,
-    operation_names,
-    select,
-    tell,
-    warn_if_busy,
-)
-from kernel_pytorch.harness.commands.report import draw, show_heading, show_rest, show_tables, write_readmes
+from kernel_pytorch.harness.benchmark import Plan, bench, by_job, why_not_resumed
+from kernel_pytorch.harness.commands import common
+from kernel_pytorch.harness.commands.report import draw, show, show_rest, write_readmes
 from kernel_pytorch.harness.commands.static import record_once
 from kernel_pytorch.harness.environment import describe_environment
 from kernel_pytorch.harness.errors import UserError
@@ -79,20 +62,20 @@ ResumeOption = Annotated[bool, typer.Option("--resume", help="Continue an interr
 
 
 def bench_command(
-    technique: TechniqueArgument = None,
+    technique: common.TechniqueArgument = None,
     quick: QuickOption = False,
     full: FullOption = False,
-    level: LevelOption = None,
-    operation: OperationOption = None,
-    device: DeviceOption = None,
+    level: common.LevelOption = None,
+    operation: common.OperationOption = None,
+    device: common.DeviceOption = None,
     direction: DirectionOption = None,
-    peers: PeersOption = None,
+    peers: common.PeersOption = None,
     overheads: OverheadsOption = False,
     json: JsonOption = None,
     out: OutOption = None,
     machine: MachineOption = None,
     resume: ResumeOption = False,
-    timeout: TimeoutOption = CASE_TIMEOUT,
+    timeout: common.TimeoutOption = CASE_TIMEOUT,
 ) -> None:
     """Time every level on shapes of published models, implementations interleaved, inputs cold, outputs checked.
 
@@ -109,10 +92,10 @@ def bench_command(
     name or an option that does not exist or cannot be obeyed; 130 after Ctrl-C.
     """
     where = parse_device(device)
-    prepare = load_peers(peers)
-    techniques, _ = select(technique, "measure")
-    levels = check_names("level", level, level_names(o for t in techniques for o in t.operations))
-    operations = check_names("operation", operation, operation_names(techniques))
+    prepare = common.load_peers(peers)
+    techniques, _ = common.select(technique, "measure")
+    levels = common.check_names("level", level, level_names(o for t in techniques for o in t.operations))
+    operations = common.check_names("operation", operation, common.operation_names(techniques))
     if (quick and full) or (json and out):
         raise UserError(f"{'--quick and --full' if quick and full else '--json and --out'}: give one of them")
     cases = QUICK_CASES if quick else SHORT_CASES
@@ -121,18 +104,15 @@ def bench_command(
     whole = full and levels is operations is direction is None
     if out is None and json is None and whole:
         out = RESULTS
-    known = None if machine is None else Machine.load(machine)
-    slug = known.slug if known else describe_environment(where).slug
-    targets = {t.name: _target(json, out, slug, t, one=len(techniques) == 1) for t in techniques}
-    for target in targets.values():
-        _check_target(target, full=full)
-    warn_if_busy()
+    ceilings, again = None if machine is None else Machine.load(machine), None
+    slug = ceilings.slug if ceilings else describe_environment(where).slug
+    targets = {t.name: _target(json, out and out / slug, t.name, len(techniques) == 1, full) for t in techniques}
+    common.warn_if_busy()
     if json is None and out is None:
-        tell(NOT_WRITTEN if not full else NOT_WRITTEN_PART, to=messages)
-    ceilings, again = known, None
+        common.tell(NOT_WRITTEN if not full else NOT_WRITTEN_PART, to=common.messages)
     if ceilings is None:
         again = partial(measure_ceilings, where, quick=not full)
-        with Steps("measuring the machine") as step:
+        with common.Steps("measuring the machine") as step:
             ceilings = measure_machine(where, quick=not full, on_step=step)
     refused = False
     with Worker(timeout, prepare) as worker:
@@ -159,7 +139,7 @@ def _publish(techniques: Iterable[Technique]) -> None:
     for each in techniques:
         if (readme := Path("packages", each.name, "README.md")).is_file():
             write_readmes(readme, map(load, RESULTS.glob(f"*/{each.name}.json")))
-            tell(f"written: {readme}")
+            common.tell(f"written: {readme}")
             record_once(each, RESULTS)
 
 
@@ -168,8 +148,8 @@ def _plan_for(
 ) -> Plan:
     """The plan for one technique: the levels and operations that it has, or its `first` operation."""
     names = tuple(o.name for o in technique.operations)
-    chosen = names[:1] if first and operations is None else of_these(names, operations)
-    return replace(plan, operations=chosen, levels=of_these(level_names(technique.operations), levels))
+    chosen = names[:1] if first and operations is None else common.of_these(names, operations)
+    return replace(plan, operations=chosen, levels=common.of_these(level_names(technique.operations), levels))
 
 
 def _cost(technique: Technique, device: torch.device, plan: Plan) -> int:
@@ -178,24 +158,25 @@ def _cost(technique: Technique, device: torch.device, plan: Plan) -> int:
     return sum(cost.bytes + cost.flops for cost in costs)
 
 
-def _target(json: Path | None, out: Path | None, slug: str, technique: Technique, *, one: bool) -> Path | None:
-    """File for this technique's results; None if the user requested no file."""
+def _target(json: Path | None, folder: Path | None, name: str, one: bool, full: bool) -> Path | None:
+    """File for the results of the technique of that name; None if the user requested no file.
+
+    Raises UserError, before anything is measured, if results could not or must not be written there.
+    """
     if json is not None:
-        return json if one and json.suffix == ".json" else json / f"{technique.name}.json"
-    return None if out is None else out / slug / f"{technique.name}.json"
-
-
-def _check_target(target: Path | None, *, full: bool) -> None:
-    """Raise UserError, before anything is measured, if results could not or must not be written there."""
-    check_writable(target)
-    if target is None or full or not target.is_file():
-        return
+        target = json if one and json.suffix == ".json" else json / f"{name}.json"
+    elif folder is not None:
+        target = folder / f"{name}.json"
+    else:
+        return None
+    common.check_writable(target)
     try:
-        is_quick = load(target).quick
-    except UserError:
-        return
-    if not is_quick:
+        may_replace = full or not target.is_file() or load(target).quick
+    except UserError:  # it is no full run
+        may_replace = True
+    if not may_replace:
         raise UserError(f"{target} holds a full run, which only --full replaces; give another --json or --out")
+    return target
 
 
 def _fails(m: Measurement) -> bool:
@@ -208,30 +189,26 @@ def _fails(m: Measurement) -> bool:
 def _measure_all(
     technique: Technique, plan: Plan, target: Path | None, *, device: torch.device, **given: Any
 ) -> Results:
-    """Measure a technique as `api.bench` does; print each table as it is found, and keep it."""
+    """Measure a technique; print each table as it is found, so that the first one comes soon, and keep it."""
     shown: set[JobKey] = set()
-    on_job = Steps(technique.name, len(plan.jobs(technique, device)) + (not plan.quick))
+    on_job = common.Steps(technique.name, len(plan.jobs(technique, device)) + (not plan.quick))
 
     def keep(results: Results) -> None:
-        """Print what is new, so that the first table comes soon, and save."""
         new = {key: found for key, found in by_job(results).items() if key not in shown}
         with on_job.paused():
-            if not shown:
-                show_heading(results)
-            show_tables(results.model_copy(update={"measurements": tuple(itertools.chain(*new.values()))}))
+            show(results.model_copy(update={"measurements": tuple(itertools.chain(*new.values()))}), heading=not shown)
         shown.update(new)
         if target is not None:
             _write(results, _unfinished(target), target)
 
     with on_job:
-        return bench(technique.name, plan, device=device, on_job=on_job, on_progress=keep, **given)
+        return bench(technique, plan, device=device, on_job=on_job, on_progress=keep, **given)
 
 
 def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path | None) -> Results | None:
     """The unfinished results of this technique, else the finished ones, if they can be continued."""
-    files = [] if target is None else [file for file in (_unfinished(target), target) if file.is_file()]
-    if not files:
-        messages.print(f"{technique.name}: there is nothing to resume, so the run begins anew")
+    if not (files := _kept(target)):
+        common.messages.print(f"{technique.name}: there is nothing to resume, so the run begins anew")
         return None
     try:
         found = load(files[0])
@@ -239,9 +216,9 @@ def _previous(technique: Technique, machine: Machine, plan: Plan, target: Path |
     except UserError as error:
         reason = str(error)
     if reason is not None:
-        tell(f"{technique.name}: not resumed, {reason}; the run begins anew", to=messages)
+        common.tell(f"{technique.name}: not resumed, {reason}; the run begins anew", to=common.messages)
         return None
-    tell(f"{technique.name}: kept what {files[0]} holds, {len(by_job(found))} jobs", to=messages)
+    common.tell(f"{technique.name}: kept what {files[0]} holds, {len(by_job(found))} jobs", to=common.messages)
     return found
 
 
@@ -250,12 +227,17 @@ def _unfinished(target: Path) -> Path:
     return target.with_suffix(".partial.json")
 
 
+def _kept(target: Path | None) -> list[Path]:
+    """The files of earlier results, unfinished ones first."""
+    return [] if target is None else [file for file in (_unfinished(target), target) if file.is_file()]
+
+
 def _write(results: Results, file: Path, target: Path) -> None:
     """Write a file. Raises UserError if it cannot be written, on a full disk for example; earlier files stay."""
     try:
         results.save(file)
     except OSError as error:
-        kept = [file for file in (_unfinished(target), target) if file.is_file()]
+        kept = _kept(target)
         saved = f"{kept[0]} holds what was saved before; --resume continues from it" if kept else "nothing was saved"
         raise UserError(f"cannot write {target}: {error.strerror}; {saved}") from error
 
@@ -265,7 +247,7 @@ def _save(results: Results, target: Path | None) -> None:
         _write(results, target if results.complete else _unfinished(target), target)
     if not results.complete:
         kept = f"; what stood is in {_unfinished(target)}, and --resume goes on" if target else ": not written"
-        tell(f"interrupted{kept}")
+        common.tell(f"interrupted{kept}")
     elif target is not None:
         _unfinished(target).unlink(missing_ok=True)
-        tell("written: " + ", ".join(map(str, [target, *draw(results, target)])))
+        common.tell("written: " + ", ".join(map(str, [target, *draw(results, target)])))

@@ -100,10 +100,9 @@ def select(technique: str | None, purpose: str = "") -> tuple[list[Technique], d
 
 def load_peers(files: list[Path] | None) -> Callable[[], object] | None:
     """Add the peers in this process, and return what adds them in another; None where there are none."""
-    if not files:
-        return None
-    add_peers(files)
-    return partial(add_peers, files)
+    if files:
+        add_peers(files)
+    return partial(add_peers, files) if files else None
 
 
 def check_names(what: str, given: list[str] | None, known: Iterable[str]) -> list[str] | None:

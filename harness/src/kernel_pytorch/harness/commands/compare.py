@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -16,6 +14,8 @@ from kernel_pytorch.harness.commands.common import output, tell
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.results import Measurement, Results, load
 from kernel_pytorch.harness.tables import table
+
+STYLES = {Verdict.FASTER: "[green]", Verdict.SLOWER: "[red]", Verdict.SAME: "", Verdict.UNSURE: "[yellow]"}
 
 
 def percentage(text: str) -> float:
@@ -63,32 +63,28 @@ def compare_command(
         output.print(table("what differs between the machines", ("environment", "old", "new"), cells, text=3))
     else:
         output.print("Both were measured in the same environment.")
-    columns = ("what", "verdict", "speedup", "at least", "at most")
-    output.print(table("new beside old", columns, rows(changes), text=5))
-    counts = Counter(c.comparison.verdict.name if c.comparison else "without a figure" for c in changes)
-    tell(", ".join(f"{count} {name}" for name, count in counts.items()))
-    slower = [c for c in changes if fail_if_slower is not None and c.slower_than(fail_if_slower)]
-    tell(*(change.label for change in slower), mark="slower than allowed")
-    lost = [c for c in changes if fail_if_slower is not None and c.lost]
-    tell(*(f"{change.label}, {change.missing}" for change in lost), mark="no figure any more")
-    if slower or lost:
-        raise typer.Exit(1)
-
-
-def rows(changes: list[Change]) -> Iterator[tuple[str, ...]]:
-    """One row per case and implementation; those without a figure in either file are left out."""
-    styles = {Verdict.FASTER: "[green]", Verdict.SLOWER: "[red]", Verdict.SAME: "", Verdict.UNSURE: "[yellow]"}
+    rows = []
     for change in changes:
         if change.comparison is not None:
             verdict, s = change.comparison.verdict, change.comparison.speedup
             figures = (f"{x:.3f}x" for x in (s.median, s.low, s.high))
-            yield escape(change.label), styles[verdict] + verdict.name, *figures
+            rows.append((escape(change.label), STYLES[verdict] + verdict.name, *figures))
         elif not change.missing.startswith("both"):
-            yield escape(change.label), escape(change.missing)
+            rows.append((escape(change.label), escape(change.missing)))
+    output.print(table("new beside old", ("what", "verdict", "speedup", "at least", "at most"), rows, text=5))
+    counts = Counter(c.comparison.verdict.name if c.comparison else "without a figure" for c in changes)
+    tell(", ".join(f"{count} {name}" for name, count in counts.items()))
+    if fail_if_slower is None:
+        return
+    slower = [change.label for change in changes if change.slower_than(fail_if_slower)]
+    lost = [f"{change.label}, {change.missing}" for change in changes if change.lost]
+    tell(*slower, mark="slower than allowed")
+    tell(*lost, mark="no figure any more")
+    if slower or lost:
+        raise typer.Exit(1)
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """One implementation on one case in both files.
 
     Attributes:
@@ -100,8 +96,8 @@ class Change:
 
     label: str
     comparison: Comparison | None
-    missing: str = ""
-    lost: bool = False
+    missing: str
+    lost: bool
 
     def slower_than(self, share: float) -> bool:
         """Whether even the kindest reading of the intervals is slower by more than this share."""
@@ -111,17 +107,14 @@ class Change:
 def compare(old: Results, new: Results, *, across_devices: bool = False) -> list[Change]:
     """Pair the measurements of two files, in the order of the old one; cases that only the new one has come last.
 
-    Args:
-        old: the earlier results.
-        new: the later results.
-        across_devices: compare although the devices differ.
-
     Raises:
         UserError: different techniques; different devices, unless `across_devices`.
     """
     if old.technique != new.technique:
         raise UserError(f"the old file is of technique {old.technique!r}, the new one of {new.technique!r}")
-    devices = [device(results) for results in (old, new)]
+    devices = []
+    for e in (results.machine.environment for results in (old, new)):
+        devices.append(e.device_name + f" with {e.torch_threads} threads" * (e.device_type == "cpu"))
     if devices[0] != devices[1] and not across_devices:
         raise UserError(
             f"the old file was measured on {devices[0]}, the new one on {devices[1]}: a difference would tell "
@@ -131,26 +124,16 @@ def compare(old: Results, new: Results, *, across_devices: bool = False) -> list
     return [_change(label, before.get(label), after.get(label)) for label in dict.fromkeys([*before, *after])]
 
 
-def device(results: Results) -> str:
-    """What must agree for times to be comparable: the device, and on a CPU its threads."""
-    environment = results.machine.environment
-    threads = f" with {environment.torch_threads} threads" if environment.device_type == "cpu" else ""
-    return environment.device_name + threads
-
-
 def _change(label: str, old: Measurement | None, new: Measurement | None) -> Change:
+    times = [m and m.time for m in (old, new)]
+    if times[0] and times[1] and old and new and old.method == new.method:
+        return Change(label, compare_intervals(times[0], times[1]), "", lost=False)
     missing = [
         f"{which}: no such case" if m is None else f"{which}: {m.status}: {m.reason}"
-        for which, m in (("old", old), ("new", new))
-        if m is None or m.status != "measured"
-    ]
-    if missing and old is not None and new is not None and old.status == new.status == "unavailable":
+        for which, m, time in zip(("old", "new"), (old, new), times, strict=True) if not time
+    ]  # fmt: skip
+    if old and new and old.status == new.status == "unavailable":
         missing = [f"both: {new.reason}"]
-    comparison = None
-    if old is not None and new is not None and not missing:
-        if old.method != new.method:
-            missing = [f"timed differently: {old.method} and {new.method}"]
-        elif old.seconds is not None and new.seconds is not None:
-            comparison = compare_intervals(old.seconds, new.seconds)
-    lost = old is not None and old.status == "measured" and (new is None or new.status != "measured")
-    return Change(label, comparison, "; ".join(missing), lost)
+    elif old and new and not missing:
+        missing = [f"timed differently: {old.method} and {new.method}"]
+    return Change(label, None, "; ".join(missing), lost=bool(times[0]) and not times[1])

@@ -23,7 +23,7 @@ from kernel_pytorch.harness.readme import write_block
 from kernel_pytorch.harness.records import Identity
 from kernel_pytorch.harness.report import cost_table, notes, terminal_tables
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, Results, load
-from kernel_pytorch.harness.staleness import Stale, listing, remedies, stale, stale_models
+from kernel_pytorch.harness.staleness import listing, remedies, stale, stale_models
 from kernel_pytorch.harness.static.record import SUFFIX as KERNELS_SUFFIX
 from kernel_pytorch.harness.support.record import FOLDER as SUPPORT_FOLDER
 from kernel_pytorch.harness.technique import Technique
@@ -72,17 +72,15 @@ def report_command(
     if not (files or (of_models and check_stale)):
         raise UserError(f"no results in {path}; `kernel-pytorch bench` makes them")
     found = {file: load(file) for file in files}
-    models = {file: load_models(file) for file in of_models}
     if check_stale:
-        raise typer.Exit(1 if name_stale(found, models) else 0)
+        raise typer.Exit(_name_stale(found, {file: load_models(file) for file in of_models}))
     if check_defaults:
-        raise typer.Exit(1 if name_slow_defaults(found) else 0)
+        raise typer.Exit(_name_slow_defaults(found))
     if readme is not None:
         write_readmes(readme, found.values())
         return
     for file, results in found.items():
-        show_heading(results)
-        show_tables(results)
+        show(results, heading=True)
         show_rest(results)
         draw(results, file)
 
@@ -93,9 +91,8 @@ def results_files(path: Path) -> list[Path]:
     return [file for file in files if not file.name.endswith(OTHER_FILES) and file.parent.name not in OTHER_FOLDERS]
 
 
-def name_stale(found: dict[Path, Results], models: dict[Path, Models]) -> bool:
+def _name_stale(found: dict[Path, Results], models: dict[Path, Models]) -> bool:
     """Print what is not known to be of the present code, and what to do; whether a default rests on it."""
-    known = installed(found)
     identities: dict[tuple[str, str, str | None], dict[str, Identity]] = {}
 
     def once(technique: Technique, environment: Environment) -> dict[str, Identity]:
@@ -104,34 +101,33 @@ def name_stale(found: dict[Path, Results], models: dict[Path, Models]) -> bool:
             identities[key] = identify(technique, environment)
         return identities[key]
 
-    every: dict[Path, list[Stale]] = {file: stale(r, technique, file, once) for file, (r, technique) in known.items()}
-    every |= {file: stale_models(r, discover().techniques.values(), once) for file, r in models.items()}
+    every = {file: stale(results, technique, file, once) for file, results, technique in _installed(found)}
+    every |= {file: stale_models(record, discover().techniques.values(), once) for file, record in models.items()}
     to_do = remedies(every)
     current = [f"{len(every)} results file{'s' * (len(every) != 1)}, all of the present code"]
     tell(*([*listing(every), *to_do] or current))
     return bool(to_do)
 
 
-def name_slow_defaults(found: dict[Path, Results]) -> bool:
+def _name_slow_defaults(found: dict[Path, Results]) -> bool:
     """Print what every default costs beside the other levels; whether one is slower than it may be."""
     slow = []
-    for file, (results, technique) in installed(found).items():
+    for file, results, technique in _installed(found):
         of_levels = groups(results, technique) if hasattr(technique.ladder(), "default_of") else []
-        if not of_levels:
-            continue
-        output.print(defaults_table(of_levels, f"{technique.name} on {results.machine.environment.device_name}"))
-        misses = [miss for group in of_levels for miss in group.misses(technique.slow_defaults)]
-        slow += [f"{file}: {miss}" for miss in misses]
+        if of_levels:
+            title = f"{technique.name} on {results.machine.environment.device_name}"
+            output.print(defaults_table(of_levels, title))
+        slow += [f"{file}: {miss}" for group in of_levels for miss in group.misses(technique.slow_defaults)]
     tell(*(slow or ["every default is the fastest level, as far as was measured"]))
     return bool(slow)
 
 
-def installed(found: dict[Path, Results]) -> dict[Path, tuple[Results, Technique]]:
+def _installed(found: dict[Path, Results]) -> list[tuple[Path, Results, Technique]]:
     """The results whose techniques are installed, with these; the others are named."""
     here = discover().techniques
     missing = dict.fromkeys(results.technique for results in found.values() if results.technique not in here)
     tell(*(f"not checked: technique {name} is not installed here" for name in missing), to=messages)
-    return {file: (r, here[r.technique]) for file, r in found.items() if r.technique in here}
+    return [(file, r, here[r.technique]) for file, r in found.items() if r.technique in here]
 
 
 def write_readmes(place: Path, found: Iterable[Results]) -> None:
@@ -139,24 +135,19 @@ def write_readmes(place: Path, found: Iterable[Results]) -> None:
     devices: dict[str, list[Results]] = {}
     for results in found:
         devices.setdefault(results.technique, []).append(results)
-    readmes = [place / name / "README.md" for name in devices] if place.is_dir() else [place]
-    for readme in readmes:
+    for readme in [place / name / "README.md" for name in devices] if place.is_dir() else [place]:
         name = readme.resolve().parent.name
         if name not in devices:
             raise UserError(f"{readme} was not written: no results of {name}")
         write_block(readme, BLOCK, headline(devices[name]))
 
 
-def show_heading(results: Results) -> None:
-    """Print what was measured, where and when."""
-    environment = results.machine.environment
-    output.rule(f"{results.technique} on {environment.device_name}, torch {environment.torch}, {results.created[:10]}")
-
-
-def show_tables(results: Results) -> None:
-    """Print the times."""
-    for table in terminal_tables(results):
-        output.print(table)
+def show(results: Results, *, heading: bool) -> None:
+    """Print the times, after what was measured, where and when."""
+    e = results.machine.environment
+    if heading:
+        output.rule(f"{results.technique} on {e.device_name}, torch {e.torch}, {results.created[:10]}")
+    output.print(*terminal_tables(results), sep="\n")
 
 
 def show_rest(results: Results) -> None:

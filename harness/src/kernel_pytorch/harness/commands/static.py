@@ -9,25 +9,17 @@ from typing import Annotated
 
 import typer
 
-from kernel_pytorch.harness.commands.common import (
-    TechniqueArgument,
-    check_names,
-    check_writable,
-    messages,
-    output,
-    select,
-    tell,
-)
+from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.static import ARCHITECTURES, Inspection, StaticRecord, inspect, summarize
-from kernel_pytorch.harness.static.inspection import WorkerError, triton_level
+from kernel_pytorch.harness.static.inspection import triton_level
 from kernel_pytorch.harness.static.record import changed_kernels, known, load, record_file
 from kernel_pytorch.harness.static.table import terminal_table
 from kernel_pytorch.harness.technique import Technique
 
 
 def static_command(
-    technique: TechniqueArgument = None,
+    technique: common.TechniqueArgument = None,
     everything: Annotated[
         bool, typer.Option("--all", help="Every launch of the test and bench grids, not the covering set alone.")
     ] = False,
@@ -60,37 +52,46 @@ def static_command(
     Exit code: 0 if every contract is kept; 1 if one is broken, or with --recorded if the record is of other kernels;
     2 for a name that does not exist.
     """
-    chosen = check_names("architecture", arch, ARCHITECTURES) or ARCHITECTURES
+    chosen = common.check_names("architecture", arch, ARCHITECTURES) or ARCHITECTURES
     if everything and recorded is not None:
         raise UserError("--all and --recorded: a record holds the covering set alone; give one of them")
-    techniques, broken = select(technique)
-    check_writable(json)
+    techniques, broken = common.select(technique)
+    common.check_writable(json)
     if find_spec("triton") is None and any(map(triton_level, techniques)):
-        messages.print("Triton is not installed here (pip install triton, on Linux), so nothing can be compiled.")
+        common.messages.print(
+            "Triton is not installed here (pip install triton, on Linux), so nothing can be compiled."
+        )
         raise typer.Exit(1)
     started = time.perf_counter()
     have = {t.name: found for t in techniques if recorded is not None and (found := known(t, recorded)) is not None}
     techniques = [t for t in techniques if t.name not in have]
-    with messages.status("compiling") as status:
+    with common.messages.status("compiling") as status:
 
         def on_done(inspection: Inspection) -> None:
-            status.update(f"compiling; done: {inspection.technique.name} for {inspection.arch}")
+            status.update(f"compiling; done: {inspection.technique} for {inspection.arch}")
 
+        archs = [a for a in ARCHITECTURES if a in chosen]
         try:
-            inspections = inspect(
-                techniques, [a for a in ARCHITECTURES if a in chosen], everything=everything, on_done=on_done
-            )
-        except WorkerError as error:
-            tell(f"kernel-pytorch static: {error}", to=messages)
+            inspections = inspect(techniques, archs, everything=everything, on_done=on_done)
+        except UserError as error:
+            common.tell(f"kernel-pytorch static: {error}", to=common.messages)
             raise typer.Exit(1) from None
-    names = dict.fromkeys(i.technique.name for i in inspections)
-    records = [*have.values(), *(summarize([i for i in inspections if i.technique.name == name]) for name in names)]
+    by_technique = ((t, [i for i in inspections if i.technique == t.name]) for t in techniques)
+    records = [*have.values(), *(summarize(t, found) for t, found in by_technique if found)]
     for record in records:
-        _show(record, details, json)
-    tell(*(f"{n}: {len(r.compiled)} compilations as recorded; nothing changed since" for n, r in have.items()))
+        if record.compiled:
+            common.output.print(terminal_table(record, details))
+        common.tell(*record.broken, mark="broken")
+        missing = (f"{record.technique}: {reason}" for reason in record.not_compiled)
+        common.tell(*missing, mark="not known here", color="yellow")
+        if json is not None:
+            file = record_file(json, record.technique)
+            record.save(file)
+            common.tell(f"written: {file}")
+    common.tell(*(f"{n}: {len(r.compiled)} compilations as recorded; nothing changed since" for n, r in have.items()))
     outdated = [] if recorded is None else [line for record in records for line in _outdated(record, recorded)]
-    tell(*outdated, mark="changed since it was recorded")
-    output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
+    common.tell(*outdated, mark="changed since it was recorded")
+    common.output.print(_summary(inspections, records, time.perf_counter() - started), highlight=False)
     if outdated or any(record.broken for record in records) or broken:
         raise typer.Exit(1)
 
@@ -112,31 +113,17 @@ def _outdated(now: StaticRecord, results: Path) -> list[str]:
     return [f"{', '.join(changed)}: {how}"] if changed else []
 
 
-def _show(record: StaticRecord, details: bool, folder: Path | None) -> None:
-    """Print the table of a technique and what is wrong, and write the record where it is wanted."""
-    if record.compiled:
-        output.print(terminal_table(record, details))
-    tell(*record.broken, mark="broken")
-    tell(*(f"{record.technique}: {reason}" for reason in record.not_compiled), mark="not known here", color="yellow")
-    if folder is not None:
-        file = record_file(folder, record.technique)
-        record.save(file)
-        tell(f"written: {file}")
-
-
 def _summary(inspections: list[Inspection], records: list[StaticRecord], seconds: float) -> str:
-    compiled = sum(len(i.findings.compiled) for i in inspections)
-    known = sum(len(i.findings.compiled) for i in inspections if i.cached)
-    launches = sum(i.findings.launches for i in inspections)
-    instantiations = sum(c.language == "CUDA" for i in inspections for c in i.findings.compiled)
     broken = sum(len(record.broken) for record in records)
-    kept = "every contract kept" + ("" if all(i.findings.complete for i in inspections) else " of what was compiled")
+    kept = "every contract kept" + " of what was compiled" * any(i.not_compiled for i in inspections)
     verdict = f"[red]promises broken: {broken}[/red]" if broken else f"[green]{kept}[/green]"
     if records and not inspections:
         return f"{verdict}, as recorded"
-    what = [f"{launches} distinct launches of both grids"] if launches or not instantiations else []
-    what += [f"{instantiations} instantiations in CUDA C++"] if instantiations else []
-    return (
-        f"{verdict}: {compiled} compilations ({known} known from before) for the {' and '.join(what)}, "
-        f"in {seconds:.0f} s"
-    )
+    compiled = sum(len(i.compiled) for i in inspections)
+    before = sum(len(i.compiled) for i in inspections if i.cached)
+    launches = sum(i.launches for i in inspections)
+    in_cuda = sum(c.language == "CUDA" for i in inspections for c in i.compiled)
+    what = [f"{launches} distinct launches of both grids"] if launches or not in_cuda else []
+    what += [f"{in_cuda} instantiations in CUDA C++"] if in_cuda else []
+    known = f"{compiled} compilations ({before} known from before)"
+    return f"{verdict}: {known} for the {' and '.join(what)}, in {seconds:.0f} s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,23 +12,7 @@ from rich.text import Text
 
 from kernel_pytorch.harness.api import level_names, verify
 from kernel_pytorch.harness.availability import parse_device
-from kernel_pytorch.harness.commands.common import (
-    DeviceOption,
-    JobsOption,
-    LevelOption,
-    PeersOption,
-    Steps,
-    TechniqueArgument,
-    TimeoutOption,
-    check_names,
-    check_writable,
-    load_peers,
-    of_these,
-    output,
-    select,
-    tell,
-    text_table,
-)
+from kernel_pytorch.harness.commands import common
 from kernel_pytorch.harness.isolation import Workers
 from kernel_pytorch.harness.peers import PEER_PREFIX
 from kernel_pytorch.harness.results import VERIFICATION_SUFFIX, VerificationReport
@@ -42,19 +25,19 @@ REASONS_SHOWN = 3
 
 
 def verify_command(
-    technique: TechniqueArgument = None,
-    level: LevelOption = None,
-    device: DeviceOption = None,
+    technique: common.TechniqueArgument = None,
+    level: common.LevelOption = None,
+    device: common.DeviceOption = None,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Run torch.compile on every case too, not on the core cases alone.")
     ] = False,
-    peers: PeersOption = None,
+    peers: common.PeersOption = None,
     json: Annotated[
         Path | None,
         typer.Option("--json", help="Also write what was found to this file (one technique) or folder."),
     ] = None,
-    timeout: TimeoutOption = CASE_TIMEOUT,
-    jobs: JobsOption = 1,
+    timeout: common.TimeoutOption = CASE_TIMEOUT,
+    jobs: common.JobsOption = 1,
 ) -> None:
     """Check every level against the reference in float64, forward and gradients, on awkward and adversarial inputs.
 
@@ -64,13 +47,13 @@ def verify_command(
     Exit code: 0 if every level that can run here is right, 1 if any of ours is wrong, 2 for a name that does not exist.
     """
     where = parse_device(device)
-    prepare = load_peers(peers)
-    techniques, broken = select(technique, "verify")
-    levels = check_names("level", level, level_names(o for t in techniques for o in t.operations))
-    check_writable(json)
+    prepare = common.load_peers(peers)
+    techniques, broken = common.select(technique, "verify")
+    levels = common.check_names("level", level, level_names(o for t in techniques for o in t.operations))
+    common.check_writable(json)
     every = [task for t in techniques for task in tasks(t, where, levels=levels, exhaustive=exhaustive)]
     total = sum(len(task.implementations) for task in every)
-    with Workers(jobs, timeout, prepare) as workers, Steps("verify", total) as done:
+    with Workers(jobs, timeout, prepare) as workers, common.Steps("verify", total) as done:
         wrong = 0
 
         def on_trial(verification: Verification) -> None:
@@ -79,14 +62,16 @@ def verify_command(
             done(f"{verification.operation} {verification.implementation}" + f", {wrong} wrong" * bool(wrong))
 
         options = {"device": where, "exhaustive": exhaustive, "workers": workers, "on_trial": on_trial}
-        reports = [verify(t.name, levels=of_these(level_names(t.operations), levels), **options) for t in techniques]
-    output.print(table(reports))
-    tell(*(f"not asked: {line}" for r in reports for line in r.spared))
+        reports = [
+            verify(t.name, levels=common.of_these(level_names(t.operations), levels), **options) for t in techniques
+        ]
+    common.output.print(table(reports))
+    common.tell(*(f"not asked: {line}" for r in reports for line in r.spared))
     wrong_levels = [each for r in reports for each in r.levels if each.failures]
-    tell(*(line for each in wrong_levels for line in each.failures), mark="wrong")
+    common.tell(*(line for each in wrong_levels for line in each.failures), mark="wrong")
     failures = [e for e in wrong_levels if not e.implementation.startswith(PEER_PREFIX)]  # what others do is only told
     if broken:
-        tell(", ".join(broken), mark="broken packages")
+        common.tell(", ".join(broken), mark="broken packages")
     if json is not None:
         for r in reports:
             one_file = len(reports) == 1 and json.suffix == ".json"
@@ -98,27 +83,19 @@ def verify_command(
 def table(reports: list[VerificationReport]) -> Group:
     """One row per operation and level, and below them what could not run, so that 80 columns hold the names."""
     columns = [Column(name, overflow="fold") for name in ("operation", "level", "cases right", WORST)]
-    found = text_table("checked against the reference in float64", columns)
+    found = common.text_table("checked against the reference in float64", columns)
     missing: list[RenderableType] = []
     for r in reports:
         if len(reports) > 1:
             found.add_section()
             found.add_row(Text(r.technique, style="bold"))
         for row in r.levels:
-            style = "green" if row.right == row.ran else "red"
-            found.add_row(
-                row.operation,
-                row.implementation,
-                f"[{style}]{row.right} of {row.ran}[/{style}]" if row.ran else "[yellow]none ran[/yellow]",
-                "" if row.worst is None else f"{row.worst:.0%}",
-            )
+            style, worst = "green" if row.right == row.ran else "red", "" if row.worst is None else f"{row.worst:.0%}"
+            right = f"[{style}]{row.right} of {row.ran}[/{style}]" if row.ran else "[yellow]none ran[/yellow]"
+            found.add_row(row.operation, row.implementation, right, worst)
             if row.not_run:
-                about = f"{row.operation} {row.implementation}, {row.not_run} could not run: {_some(row.unavailable)}"
-                missing.append(Text(about))
+                more = len(row.unavailable) - REASONS_SHOWN
+                left_out = [f"{more} more reasons, see --json"] if more > 0 else []
+                why = "; ".join([*row.unavailable[:REASONS_SHOWN], *left_out])
+                missing.append(Text(f"{row.operation} {row.implementation}, {row.not_run} could not run: {why}"))
     return Group(found, *missing)
-
-
-def _some(reasons: Sequence[str]) -> str:
-    """Return the first reasons and the number of the others."""
-    more = len(reasons) - REASONS_SHOWN
-    return "; ".join([*reasons[:REASONS_SHOWN], *([f"{more} more reasons, see --json"] if more > 0 else [])])

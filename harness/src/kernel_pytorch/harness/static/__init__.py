@@ -3,12 +3,10 @@
 `kernel-pytorch static` compiles the kernels in Triton for every architecture of `limits.ARCHITECTURES`, reads what the
 build of a library said about those in CUDA C++, and holds each to its `KernelContract`. From a launch to a verdict:
 
-    launches.py      which Triton kernels are launched, with which constants: recorded from the launchers themselves,
-                     and which of these launches are compiled
-    triton_code.py   and what they compile to: for one technique and architecture, in a separate process
+    launches.py      which Triton kernels are launched, with which constants: recorded from the launchers themselves
+    triton_code.py   what they compile to: the program of a separate process, for one technique and architecture
     cuda_code.py     the kernels in CUDA C++ that a library was compiled from
     instructions.py  what the PTX says: widths, tf32, float64, tensor cores, copies
-    resources.py     what the machine code needs: registers, stack, spills
     limits.py        what an architecture has, and how many blocks fit on a multiprocessor
     compiled.py      the facts about one compiled kernel, whatever compiler made it
     gate.py          the facts compared with the contract
@@ -16,7 +14,7 @@ build of a library said about those in CUDA C++, and holds each to its `KernelCo
     record.py        all of it as `results/static/<technique>.kernels.json`
     table.py         and as tables
 
-Nothing here imports Triton but the modules that only `triton_code.py` uses.
+Only `launches.py`, `triton_code.py` and `instructions.py` are about Triton, and only the first two import it.
 """
 
 from kernel_pytorch.harness.static.compiled import Compiled

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import Field
 
+from kernel_pytorch.harness.records import Part
 from kernel_pytorch.harness.static.limits import ARCHITECTURES, resident_blocks
 
 MOST = 0.8  # the share of the bytes that a width must carry to be called the width of the accesses
 
 
-class Traffic(BaseModel):
+class Traffic(Part):
     """Accesses to global memory as they stand in the code, each instruction counted once, loops or not.
 
     Attributes:
@@ -19,9 +20,7 @@ class Traffic(BaseModel):
         bulk: copies by the copy engine (TMA), which have no width.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    accesses: dict[int, int] = {}
+    accesses: dict[int, int] = Field(default_factory=dict)
     bulk: int = 0
 
     @property
@@ -37,7 +36,7 @@ class Traffic(BaseModel):
         return sum(width * count for width, count in self.accesses.items() if width >= bits) / total
 
 
-class Compiled(BaseModel):
+class Compiled(Part):
     """One kernel, compiled for one architecture with one set of constants.
 
     Attributes:
@@ -65,8 +64,6 @@ class Compiled(BaseModel):
         error: what the compiler said instead of compiling it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     kernel: str
     language: Literal["Triton", "CUDA"] = "Triton"
     arch: str
@@ -84,7 +81,7 @@ class Compiled(BaseModel):
     stores: Traffic = Traffic()
     tf32: int = 0
     f64: int = 0
-    matrix: dict[str, int] = {}
+    matrix: dict[str, int] = Field(default_factory=dict)
     async_copies: int = 0
     code: str = ""
     error: str = ""
@@ -99,11 +96,6 @@ class Compiled(BaseModel):
         return ", ".join(part for part in (f"{types}{typed}", f"{warps} warps", constants) if part)
 
     @property
-    def bulk_copies(self) -> int:
-        """Copies by the copy engine, in either direction."""
-        return self.loads.bulk + self.stores.bulk
-
-    @property
     def occupancy(self) -> float | None:
         """Warps that one multiprocessor holds, of those that it could: registers, shared memory and blocks decide.
 
@@ -111,12 +103,5 @@ class Compiled(BaseModel):
         """
         if self.warps is None:
             return None
-        limits = ARCHITECTURES[self.arch]
-        blocks = resident_blocks(limits, warps=self.warps, registers=self.registers, shared_bytes=self.shared_bytes)
-        return blocks * self.warps / limits.warps
-
-
-def one_line(error: Exception) -> str:
-    """An error as a finding: compilers explain themselves over pages; the first and the last words are the reason."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) < 400 else f"{text[:200]} ... {text[-200:]}"
+        limits, needs = ARCHITECTURES[self.arch], {"registers": self.registers, "shared_bytes": self.shared_bytes}
+        return resident_blocks(limits, warps=self.warps, **needs) * self.warps / limits.warps

@@ -39,13 +39,14 @@ def read_library(folder: Path) -> dict[str, Any]:
     return found
 
 
-def find_cuda(folder: Path, arch: str) -> tuple[tuple[Compiled, ...], str]:
-    """The kernels that a library holds for an architecture, or why it has none.
+def cuda_sources(folder: Path) -> dict[str, str]:
+    """By operator the digest of the sources of a library's CUDA code. Raises as `read_library`."""
+    return {name: digests["cuda"] for name, digests in read_library(folder)["operators"].items()}
 
-    Raises:
-        UserError: as `read_library`.
-    """
-    library, target = read_library(folder), ARCHITECTURES[arch].target
+
+def find_cuda(folder: Path, arch: str) -> tuple[tuple[Compiled, ...], str]:
+    """The kernels that a library holds for an architecture, or why it has none. Raises as `read_library`."""
+    library = read_library(folder)
     if not library.get("nvcc"):
         return (), "its library was compiled without nvcc"
     found = tuple(
@@ -61,8 +62,7 @@ def find_cuda(folder: Path, arch: str) -> tuple[tuple[Compiled, ...], str]:
             **{name: kernel[name] for name in ("registers", "spill_bytes", "shared_bytes")},
         )
         for kernel in library["kernels"]
-        if kernel["arch"] == target
+        if kernel["arch"] == ARCHITECTURES[arch].target
     )
     held = ", ".join(library["archs"])
-    why = "" if found else f"its library is compiled for {held}; KERNEL_PYTORCH_CUDA_ARCHS names others"
-    return found, why
+    return found, "" if found else f"its library is compiled for {held}; KERNEL_PYTORCH_CUDA_ARCHS names others"

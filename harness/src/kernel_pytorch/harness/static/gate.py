@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from kernel_pytorch.harness.contracts import KernelContract
-from kernel_pytorch.harness.static.compiled import MOST, Compiled, Traffic
+from kernel_pytorch.harness.static.compiled import MOST, Compiled
 from kernel_pytorch.harness.static.limits import ARCHITECTURES, SHARED_DECLARED
 from kernel_pytorch.harness.technique import Technique
 
@@ -53,19 +53,16 @@ def violations(technique: Technique, found: Iterable[Compiled], *, complete: boo
         found: its kernels.
         complete: whether these are all; otherwise a contract may be for a kernel that could not be compiled here.
     """
-    found = list(found)
-    broken = []
+    unused, broken = set(technique.contracts), []
     for compiled in found:
-        contract = next((technique.contracts[key] for key in _contracts(technique, compiled)), KernelContract())
-        where = f"{compiled.configuration}; {compiled.case}"
-        broken += [
-            Violation(technique.name, compiled.kernel, compiled.arch, where, *rule)
-            for rule in _broken_rules(compiled, contract)
-        ]
-    if not complete:
-        return broken
-    unknown = sorted(set(technique.contracts) - {key for compiled in found for key in _contracts(technique, compiled)})
-    return broken + [Violation(technique.name, name, "", "", "launches", "some", "none") for name in unknown]
+        names = _contracts(technique, compiled)
+        unused -= {*names}
+        where = (technique.name, compiled.kernel, compiled.arch, f"{compiled.configuration}; {compiled.case}")
+        contract = technique.contracts[names[0]] if names else KernelContract()
+        broken += [Violation(*where, *rule) for rule in _broken_rules(compiled, contract)]
+    if complete:
+        broken += [Violation(technique.name, name, "", "", "launches", "some", "none") for name in sorted(unused)]
+    return broken
 
 
 def _contracts(technique: Technique, compiled: Compiled) -> list[str]:
@@ -76,48 +73,37 @@ def _contracts(technique: Technique, compiled: Compiled) -> list[str]:
     return patterns + [key for key in technique.contracts if key == compiled.kernel]
 
 
-def _broken_rules(compiled: Compiled, contract: KernelContract) -> Iterator[tuple[str, str, str]]:
+def _broken_rules(c: Compiled, contract: KernelContract) -> list[tuple[str, str, str]]:
     """Rule, what is allowed, what was found."""
-    if compiled.error:
-        yield "compiles", "no error", compiled.error
-    elif compiled.float64_scalars:
-        # The rest has been said about the same kernel with float32 scalars.
-        yield from _above("float64 instructions", compiled.f64, _allowed_f64(compiled, contract))
-    else:
-        in_cuda = compiled.language == "CUDA"  # ptxas refuses what is too much for sm_80, and lets it pass for sm_90
-        limit = SHARED_DECLARED if in_cuda else ARCHITECTURES[compiled.arch].shared_bytes_per_block
-        yield from _above("shared memory in bytes", compiled.shared_bytes, limit)
-        yield from _above("spilled bytes", compiled.spill_bytes, contract.max_spill_bytes)
-        yield from _above("registers", compiled.registers, contract.max_registers)
-        yield from _above("tf32 instructions", compiled.tf32, None if contract.allow_tf32 else 0)
-        yield from _above("float64 instructions", compiled.f64, _allowed_f64(compiled, contract))
-        if compiled.bench and not in_cuda:
-            yield from _narrow("loads", compiled.loads, contract.min_load_bits)
-            yield from _narrow("stores", compiled.stores, contract.min_store_bits)
-            yield from _matrix(compiled, contract)
-
-
-def _allowed_f64(compiled: Compiled, contract: KernelContract) -> int | None:
-    if any("fp64" in kind for kind in compiled.arguments.values()):
-        return None
-    return contract.max_f64 + F64_PER_SCALAR * len(compiled.float64_scalars)
-
-
-def _above(rule: str, found: int, allowed: int | None) -> Iterator[tuple[str, str, str]]:
-    if allowed is not None and found > allowed:
-        yield rule, f"{allowed}", f"{found}"
-
-
-def _narrow(what: str, traffic: Traffic, bits: int) -> Iterator[tuple[str, str, str]]:
-    share = traffic.share(bits)
-    if share < MOST:
-        counts = ", ".join(f"{count} of {width} bit" for width, count in sorted(traffic.accesses.items(), reverse=True))
-        yield f"width of {what}", f"{MOST:.0%} of the bytes by {bits} bit or more", f"{share:.0%} ({counts})"
-
-
-def _matrix(compiled: Compiled, contract: KernelContract) -> Iterator[tuple[str, str, str]]:
-    expected = contract.matrix_instructions.get(compiled.arch)
-    half = any(HALF.search(kind) for kind in compiled.arguments.values())
-    if expected is not None and half and set(compiled.matrix) != {expected}:
-        found = ", ".join(f"{count} {kind}" for kind, count in compiled.matrix.items())
-        yield "tensor-core instructions", f"{expected} alone", found or "none"
+    if c.error:
+        return [("compiles", "no error", c.error)]
+    has_float64 = any("fp64" in kind for kind in c.arguments.values())
+    f64 = None if has_float64 else contract.max_f64 + F64_PER_SCALAR * len(c.float64_scalars)
+    bounds: dict[str, tuple[int, int | None]] = {}
+    in_cuda = c.language == "CUDA"
+    if not c.float64_scalars:  # the rest has been said about the same kernel with float32 scalars
+        # ptxas refuses what is too much for sm_80, and lets it pass for sm_90.
+        shared = SHARED_DECLARED if in_cuda else ARCHITECTURES[c.arch].shared_bytes_per_block
+        bounds["shared memory in bytes"] = c.shared_bytes, shared
+        bounds["spilled bytes"] = c.spill_bytes, contract.max_spill_bytes
+        bounds["registers"] = c.registers, contract.max_registers
+        bounds["tf32 instructions"] = c.tf32, None if contract.allow_tf32 else 0
+    bounds["float64 instructions"] = c.f64, f64
+    broken = [
+        (rule, f"{most}", f"{found}") for rule, (found, most) in bounds.items() if most is not None and found > most
+    ]
+    if c.float64_scalars or in_cuda or not c.bench:
+        return broken
+    for what, traffic, bits in (
+        ("loads", c.loads, contract.min_load_bits),
+        ("stores", c.stores, contract.min_store_bits),
+    ):
+        if (share := traffic.share(bits)) < MOST:
+            counts = ", ".join(f"{n} of {width} bit" for width, n in sorted(traffic.accesses.items(), reverse=True))
+            allowed = f"{MOST:.0%} of the bytes by {bits} bit or more"
+            broken.append((f"width of {what}", allowed, f"{share:.0%} ({counts})"))
+    expected = contract.matrix_instructions.get(c.arch)
+    if expected and any(map(HALF.search, c.arguments.values())) and set(c.matrix) != {expected}:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in c.matrix.items())
+        broken.append(("tensor-core instructions", f"{expected} alone", kinds or "none"))
+    return broken

@@ -12,16 +12,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import Field
 
-from kernel_pytorch.harness.records import Part, Record, RecordError
-from kernel_pytorch.harness.scratch import scratch_folder
+from kernel_pytorch.harness.errors import UserError
+from kernel_pytorch.harness.records import Record
 from kernel_pytorch.harness.sources import package_digest, tree_digest
 from kernel_pytorch.harness.static.compiled import Compiled
-from kernel_pytorch.harness.static.cuda_code import find_cuda, library_folder, read_library
+from kernel_pytorch.harness.static.cuda_code import cuda_sources, find_cuda, library_folder
 from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 # Read when a kernel is decorated (interpreter), and the default of Triton 3.6 to 3.9, which a later one changes.
@@ -29,49 +28,37 @@ ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_V
 PROCESSES = 2  # a compiler of today takes gigabytes
 WORKER = "kernel_pytorch.harness.static.triton_code"
 JUDGING = ("cuda_code.py", "gate.py", "record.py", "table.py")
-"""Modules here that findings do not depend on."""
+"""Modules here that an inspection does not depend on."""
 
 
-class WorkerError(RuntimeError):
-    """A worker process ended without findings; the message is what it printed last."""
+class WorkerError(UserError):
+    """A worker process ended without a result; the message is what it printed last."""
 
 
-class Findings(Part):
-    """What a worker found.
+class Inspection(Record):
+    """What was found out about one technique on one architecture.
 
     Attributes:
+        technique: its name.
+        arch: a key of `ARCHITECTURES`.
+        key: digest of what the Triton kernels depend on.
         compiled: one for every compilation.
         problems: cases whose launches could not be recorded, and why.
         launches: how many distinct compilations both grids lead to (Triton).
         kernels: by implementation ("operation/implementation") and bench case the digest of its Triton launches.
-        not_compiled: why the CUDA kernels are not known here.
+        not_compiled: why the CUDA kernels are not known here; empty if they are.
+        cached: whether the Triton kernels were known before.
     """
 
+    technique: str
+    arch: str
+    key: str = ""
     compiled: tuple[Compiled, ...] = ()
     problems: tuple[str, ...] = ()
     launches: int = 0
     kernels: dict[str, dict[str, str]] = Field(default_factory=dict)
-    not_compiled: tuple[str, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """Whether every kernel of the technique is among them."""
-        return not self.not_compiled
-
-
-class _Cached(Record):
-    key: str
-    findings: Findings
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """The findings about one technique on one architecture, and whether they were known before."""
-
-    technique: Technique
-    arch: str
-    findings: Findings
-    cached: bool
+    not_compiled: str = ""
+    cached: bool = True
 
 
 def inspect(
@@ -90,12 +77,19 @@ def inspect(
 
     Raises:
         WorkerError: a worker could not do its work.
+        UserError: a compiled library has no record.
     """
 
     def answer(about: tuple[Technique, str]) -> Inspection:
-        inspection = _look_up(*about, everything, about[1] == archs[0])
-        on_done(inspection)
-        return inspection
+        technique, arch = about
+        found = Inspection(technique=technique.name, arch=arch)
+        if triton_level(technique):
+            found = _of_triton(technique, arch, everything, arch == archs[0])
+        if (folder := library_folder(technique)) is not None:
+            compiled, why = find_cuda(folder, arch)
+            found = found.model_copy(update={"compiled": found.compiled + compiled, "not_compiled": why})
+        on_done(found)
+        return found
 
     with ThreadPoolExecutor(min(PROCESSES, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(answer, [(t, arch) for t in techniques if has_kernels(t) for arch in archs]))
@@ -111,42 +105,21 @@ def has_kernels(technique: Technique) -> bool:
     return bool(triton_level(technique)) or library_folder(technique) is not None
 
 
-def _look_up(technique: Technique, arch: str, everything: bool, float64_scalars: bool) -> Inspection:
-    found, cached = Findings(), True
-    if triton_level(technique):
-        found, cached = _of_triton(technique, arch, everything, float64_scalars)
-    folder = library_folder(technique)
-    if folder is not None:
-        try:
-            compiled, why = find_cuda(folder, arch)
-        except RecordError as error:
-            raise WorkerError(str(error)) from error
-        both = {"compiled": found.compiled + compiled, "not_compiled": (why,) if why else ()}
-        found = found.model_copy(update=both)
-    return Inspection(technique, arch, found, cached)
-
-
-def _of_triton(technique: Technique, arch: str, everything: bool, float64_scalars: bool) -> tuple[Findings, bool]:
-    """What the Triton kernels compile to, and whether that was known before."""
+def _of_triton(technique: Technique, arch: str, everything: bool, float64_scalars: bool) -> Inspection:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kernel-pytorch", "static")
     place = base / f"{technique.name}-{arch}{'-all' if everything else ''}.json"
-    request = json.dumps([technique.name, arch, everything, float64_scalars])
+    request = [technique.name, arch, everything, float64_scalars]
     key = _digest([request, sys.version, inputs_key(technique)])
-    with contextlib.suppress(RecordError):
-        known = _Cached.load(place)
-        if known.key == key:
-            return known.findings, True
-    with scratch_folder() as folder:
-        file = Path(folder, "findings.json")
-        command = [sys.executable, "-m", WORKER, request, str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)  # noqa: S603
-        if done.returncode != 0:
-            printed = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
-            raise WorkerError(f"{technique.name} for {arch}: exit code {done.returncode}\n{printed}")
-        findings = Findings.model_validate_json(file.read_text(encoding="utf-8"))
-    if not findings.problems and not any(compiled.error for compiled in findings.compiled):
-        _Cached(key=key, findings=findings).save(place)
-    return findings, False
+    with contextlib.suppress(UserError):
+        known = Inspection.load(place)
+        if known.key == key and not known.problems and not any(compiled.error for compiled in known.compiled):
+            return known.model_copy(update={"cached": True})
+    command = [sys.executable, "-m", WORKER, json.dumps([*request, key]), str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | ENVIRONMENT)  # noqa: S603
+    if done.returncode != 0:
+        printed = "\n".join((done.stderr or done.stdout).strip().splitlines()[-5:])
+        raise WorkerError(f"{technique.name} for {arch}: exit code {done.returncode}\n{printed}")
+    return Inspection.load(place)
 
 
 def _digest(value: object) -> str:
@@ -154,12 +127,12 @@ def _digest(value: object) -> str:
 
 
 def inputs_key(technique: Technique) -> str:
-    """Digest of all that the findings depend on: the package, cases, compilers, their settings, and this package.
+    """Digest of all that an inspection depends on: the package, cases, compilers, their settings, and this package.
 
     A compiled library contributes only the sources of its CUDA kernels.
 
     Raises:
-        RecordError: a compiled library has no record.
+        UserError: a compiled library has no record.
     """
     folder = library_folder(technique)
     parts = [] if folder is None else [repr(cuda_sources(folder))]
@@ -173,12 +146,3 @@ def inputs_key(technique: Technique) -> str:
         settings = sorted(f"{k}={v}" for k, v in os.environ.items() if k.startswith("TRITON_") and k not in ENVIRONMENT)
         parts += [package_digest(technique), tree_digest(files), repr((cases, versions, settings))]
     return _digest(parts)
-
-
-def cuda_sources(folder: Path) -> dict[str, str]:
-    """By operator the digest of the sources that a library's CUDA code was compiled from, as the build has it.
-
-    Raises:
-        RecordError: the library has no record.
-    """
-    return {name: digests["cuda"] for name, digests in read_library(folder)["operators"].items()}

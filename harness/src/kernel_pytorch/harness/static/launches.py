@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -26,36 +27,23 @@ from kernel_pytorch.harness.tensors import as_tuple, leaves, wanting
 _compile, _run = JITFunction._do_compile, JITFunction.run
 
 
-class OfflineDriver:
-    """Driver that Triton finds instead of a GPU's, and that names an architecture without having one."""
+def use_architecture(capability: int) -> None:
+    """Let Triton compile for this architecture from now on, with a driver that needs no GPU."""
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        """What Triton compiles for; a launcher that chooses by architecture asks this as well."""
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        """Triton keeps kernels by device: another number for each architecture keeps them apart."""
-        return self.capability
-
-    def get_current_stream(self, device: int | None = None) -> int:
-        """No stream."""
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        """Where tensors that Triton makes would be."""
-        return torch.device("cpu")
-
-    def get_benchmarker(self) -> Callable[..., list[float]]:
+    def benchmark(launch: Callable[[], Any], **_: Any) -> list[float]:
         """Launch each configuration that autotuning would time, so that all of them are recorded."""
+        launch()
+        return [0.0, 0.0, 0.0]
 
-        def benchmark(launch: Callable[[], Any], **_: Any) -> list[float]:
-            launch()
-            return [0.0, 0.0, 0.0]
-
-        return benchmark
+    driver = SimpleNamespace(
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        # Triton keeps kernels by device: another number for each architecture keeps them apart.
+        get_current_device=lambda: capability,
+        get_current_stream=lambda device=None: 0,
+        get_active_torch_device=lambda: torch.device("cpu"),
+        get_benchmarker=lambda: benchmark,
+    )
+    triton.runtime.driver.set_active(driver)
 
 
 @dataclass(frozen=True)
@@ -91,11 +79,6 @@ class Launch:
     core: bool
 
     @property
-    def kernel(self) -> str:
-        """Name of the function."""
-        return self.function.__name__
-
-    @property
     def constants(self) -> dict[str, Any]:
         """Declared constants by name, as JSON can hold them."""
         names = self.function.arg_names
@@ -113,29 +96,24 @@ class Launch:
         """Names of the scalars that are float32."""
         return tuple(name for name, kind in self.signature.items() if kind == "fp32")
 
-    def with_float64_scalars(self) -> Launch:
-        """The same launch from a caller that passes Python floats as float64, as TorchInductor may."""
-        signature = {name: "fp64" if kind == "fp32" else kind for name, kind in self.signature.items()}
-        return replace(self, key=f"{self.key} float64", signature=signature)
+    def compile(self, *, float64: bool = False) -> Any:
+        """Triton's compiled kernel: metadata and code; with `float64` that of a caller whose floats are float64.
 
-    def compile(self) -> Any:
-        """Triton's compiled kernel: metadata and code."""
-        parts = (self.key, self.signature, self.device, self.constexprs, self.options, self.attributes)
-        return _compile(self.function, *parts, True)
+        TorchInductor may pass Python floats so.
+        """
+        key, signature = self.key, self.signature
+        if float64:
+            signature = {name: "fp64" if kind == "fp32" else kind for name, kind in signature.items()}
+            key = f"{key} float64"
+        return _compile(
+            self.function, key, signature, self.device, self.constexprs, self.options, self.attributes, True
+        )
 
 
 def record_launches(
     operation: Operation, name: str, function: Callable[..., Any], case: Case, *, bench: bool
 ) -> list[Launch]:
-    """Call an implementation on one case, forward and any backward, and return what it would have launched.
-
-    Args:
-        operation: which.
-        name: of the implementation.
-        function: the implementation.
-        case: the arguments.
-        bench: whether the case is of the bench grid.
-    """
+    """Call the implementation of that name on one case, forward and any backward, and return what it would launch."""
     launches: list[Launch] = []
     grids: list[tuple[int, ...]] = []
     label, core = f"{operation.name}, {case.label}", case.core and not bench
@@ -198,11 +176,6 @@ def _in_place_of_compile(record: Callable[..., None], grids: list[tuple[int, ...
         JITFunction._do_compile, JITFunction.run = _compile, _run
 
 
-def use_architecture(capability: int) -> None:
-    """Let Triton compile for this architecture from now on."""
-    triton.runtime.driver.set_active(OfflineDriver(capability))
-
-
 def _arguments(operation: Operation, case: Case) -> list[Any]:
     """Make arguments of the right layout and of arbitrary values: memory that is never touched takes none.
 
@@ -218,28 +191,7 @@ def _arguments(operation: Operation, case: Case) -> list[Any]:
     return leaves([*made])
 
 
-def covering_set(launches: Iterable[Launch]) -> list[Launch]:
-    """Choose launches so that a check of every commit stays short and no kernel escapes.
-
-    1. Every distinct compilation that the bench cases lead to: these are the shapes that speed is claimed for.
-    2. From the core cases of the test grid, every distinct combination of kernel, constants, argument types, warps and
-       stages. What else Triton specialises on (a size that is 1, or divisible by 16) is not told apart.
-    3. From the rest of the test grid the same, for kernels that neither bench nor core cases reach.
-    """
-    distinct = every_launch(launches)
-    chosen = [launch for launch in distinct if launch.bench]
-    seen = {_combination(launch) for launch in chosen}
-    for stage in ("core", "rest"):
-        reached = {launch.function for launch in chosen}
-        for launch in distinct:
-            wanted = launch.core if stage == "core" else launch.function not in reached
-            if wanted and not launch.bench and _combination(launch) not in seen:
-                seen.add(_combination(launch))
-                chosen.append(launch)
-    return chosen
-
-
-def every_launch(launches: Iterable[Launch]) -> list[Launch]:
+def distinct_launches(launches: Iterable[Launch]) -> list[Launch]:
     """Every distinct compilation; where several cases lead to one, a bench case is named before a core case."""
     distinct: dict[tuple[Any, str], Launch] = {}
     for launch in sorted(launches, key=lambda each: (not each.bench, not each.core)):
@@ -247,7 +199,26 @@ def every_launch(launches: Iterable[Launch]) -> list[Launch]:
     return list(distinct.values())
 
 
-def _combination(launch: Launch) -> tuple[Any, ...]:
-    options = launch.options
-    constants, arguments = tuple(launch.constants.items()), tuple(launch.arguments.items())
-    return launch.function, constants, arguments, options.num_warps, options.num_stages, options.num_ctas
+def covering_set(distinct: list[Launch]) -> list[Launch]:
+    """Choose among `distinct_launches` so that a check of every commit stays short and no kernel escapes.
+
+    1. Every distinct compilation that the bench cases lead to: these are the shapes that speed is claimed for.
+    2. From the core cases of the test grid, every distinct combination of kernel, constants, argument types, warps and
+       stages. What else Triton specialises on (a size that is 1, or divisible by 16) is not told apart.
+    3. From the rest of the test grid the same, for kernels that neither bench nor core cases reach.
+    """
+
+    def combination(launch: Launch) -> tuple[Any, ...]:
+        o, constants, arguments = launch.options, tuple(launch.constants.items()), tuple(launch.arguments.items())
+        return launch.function, constants, arguments, o.num_warps, o.num_stages, o.num_ctas
+
+    chosen = [launch for launch in distinct if launch.bench]
+    seen = {combination(launch) for launch in chosen}
+    for core in (True, False):
+        reached = {launch.function for launch in chosen}
+        for launch in distinct:
+            wanted = launch.core if core else launch.function not in reached
+            if wanted and combination(launch) not in seen:
+                seen.add(combination(launch))
+                chosen.append(launch)
+    return chosen

@@ -6,6 +6,7 @@ CUDA C++ Programming Guide.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 KIB = 1024
@@ -41,15 +42,15 @@ class Limits:
     target: str
 
 
+# name: capability, warps, blocks, KiB of a multiprocessor, target; CUDA keeps 1 KiB of each block for itself
 ARCHITECTURES = {
-    "sm_80": Limits(80, warps=64, blocks=32, shared_bytes=164 * KIB, shared_bytes_per_block=163 * KIB, target="sm_80"),
-    "sm_90": Limits(90, warps=64, blocks=32, shared_bytes=228 * KIB, shared_bytes_per_block=227 * KIB, target="sm_90a"),
-    "sm_100": Limits(
-        100, warps=64, blocks=32, shared_bytes=228 * KIB, shared_bytes_per_block=227 * KIB, target="sm_100"
-    ),
-    "sm_120": Limits(
-        120, warps=48, blocks=24, shared_bytes=100 * KIB, shared_bytes_per_block=99 * KIB, target="sm_120"
-    ),
+    name: Limits(capability, warps, blocks, shared * KIB, shared * KIB - SHARED_RESERVED, target)
+    for name, capability, warps, blocks, shared, target in (
+        ("sm_80", 80, 64, 32, 164, "sm_80"),
+        ("sm_90", 90, 64, 32, 228, "sm_90a"),
+        ("sm_100", 100, 64, 32, 228, "sm_100"),
+        ("sm_120", 120, 48, 24, 100, "sm_120"),
+    )
 }
 
 
@@ -62,11 +63,7 @@ def resident_blocks(limits: Limits, *, warps: int, registers: int, shared_bytes:
         registers: per thread.
         shared_bytes: per block.
     """
-    registers_of_warp = _round_up(max(registers, 1) * WARP, REGISTER_UNIT)
+    registers_of_warp = REGISTER_UNIT * math.ceil(max(registers, 1) * WARP / REGISTER_UNIT)
     warps_by_registers = REGISTERS // PARTITIONS // registers_of_warp * PARTITIONS
-    shared = _round_up(shared_bytes, SHARED_UNIT) + SHARED_RESERVED
+    shared = SHARED_UNIT * math.ceil(shared_bytes / SHARED_UNIT) + SHARED_RESERVED
     return min(limits.blocks, limits.warps // warps, warps_by_registers // warps, limits.shared_bytes // shared)
-
-
-def _round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

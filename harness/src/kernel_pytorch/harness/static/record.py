@@ -12,9 +12,9 @@ from pydantic import Field
 from kernel_pytorch.harness.errors import UserError
 from kernel_pytorch.harness.records import Name, Record, write_atomically
 from kernel_pytorch.harness.static.compiled import Compiled
-from kernel_pytorch.harness.static.cuda_code import library_folder, read_library
+from kernel_pytorch.harness.static.cuda_code import cuda_sources, library_folder, read_library
 from kernel_pytorch.harness.static.gate import Violation, violations
-from kernel_pytorch.harness.static.inspection import Inspection, cuda_sources, inputs_key, triton_level
+from kernel_pytorch.harness.static.inspection import Inspection, inputs_key, triton_level
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
 from kernel_pytorch.harness.technique import Technique
 
@@ -63,27 +63,26 @@ def record_file(results: Path, technique: str) -> Path:
     return results / "static" / f"{technique}{SUFFIX}"
 
 
-def summarize(inspections: Sequence[Inspection]) -> StaticRecord:
-    """Join the findings about one technique on all architectures, of which there is at least one."""
-    technique = inspections[0].technique
-    compiled = tuple(c for i in inspections for c in i.findings.compiled)
+def summarize(technique: Technique, inspections: Sequence[Inspection]) -> StaticRecord:
+    """Join what was found about one technique on all architectures, of which there is at least one."""
+    compiled = tuple(c for i in inspections for c in i.compiled)
     problems = [
         Violation(technique.name, "", i.arch, "", "launches can be recorded", "no error", problem)
         for i in inspections
-        for problem in i.findings.problems
+        for problem in i.problems
     ]
     folder = library_folder(technique)
-    complete = all(i.findings.complete for i in inspections)
-    everywhere = complete and not problems and {i.arch for i in inspections} == {*ARCHITECTURES}
+    not_compiled = tuple(dict.fromkeys(i.not_compiled for i in inspections if i.not_compiled))
+    everywhere = not (not_compiled or problems) and {i.arch for i in inspections} == {*ARCHITECTURES}
     return StaticRecord(
         technique=technique.name,
         key=inputs_key(technique) if everywhere else "",
-        kernels={i.arch: i.findings.kernels for i in inspections if i.findings.kernels},
+        kernels={i.arch: i.kernels for i in inspections if i.kernels},
         sources=cuda_sources(folder) if folder is not None else {},
         triton=importlib.metadata.version("triton") if triton_level(technique) else "",
         nvcc=(read_library(folder).get("nvcc") or "") if folder is not None else "",
-        broken=tuple(dict.fromkeys([*problems, *violations(technique, compiled, complete=complete)])),
-        not_compiled=tuple(dict.fromkeys(reason for i in inspections for reason in i.findings.not_compiled)),
+        broken=tuple(dict.fromkeys([*problems, *violations(technique, compiled, complete=not not_compiled)])),
+        not_compiled=not_compiled,
         compiled=compiled,
     )
 

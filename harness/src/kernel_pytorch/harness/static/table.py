@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich.table import Column, Table
@@ -28,51 +28,50 @@ LEGEND = (
 )
 
 
-def rows(compiled: Iterable[Compiled], details: bool = False) -> dict[tuple[str, ...], list[Compiled]]:
-    """What was compiled, by kernel and architecture (and configuration, for details)."""
-    found: dict[tuple[str, ...], list[Compiled]] = defaultdict(list)
-    for c in compiled:
-        if not c.error and not c.float64_scalars:
-            about = (c.kernel, c.arch, *([c.configuration] if details else []))
-            found[about].append(c)
-    return dict(sorted(found.items(), key=lambda row: row[0][0]))
-
-
 def terminal_table(record: StaticRecord, details: bool) -> Table:
     """A row for every kernel and architecture of a technique, or for every configuration."""
     names = [Column(name, no_wrap=True) for name in ("kernel", "arch")]
     title = f"{record.technique}: the worst of all configurations of a kernel"
     table = Table(*names, "configuration" if details else "of", *COLUMNS, title=title, title_justify="left")
-    for _, of_kernel in groupby(rows(record.compiled, details).items(), key=lambda row: row[0][0]):
+    for _, rows in groupby(_rows(record, details), key=lambda row: row[0]):
         table.add_section()
-        for about, compiled in of_kernel:
-            table.add_row(*about, *([] if details else [str(len(compiled))]), *cells(compiled))
+        for row in rows:
+            table.add_row(*row)
     return table
 
 
 def markdown(record: StaticRecord) -> str:
     """The table of one technique for its page."""
-    header = ["kernel", "arch", "of", *COLUMNS]
     legend = [OF_TRITON.format(record.triton)] if record.triton else []
     legend += [OF_CUDA.format(record.nvcc)] if record.nvcc else []
-    lines = [" ".join([*legend, LEGEND]), ""]
-    cases = [[f"`{kernel}`", arch, str(len(c)), *cells(c)] for (kernel, arch), c in rows(record.compiled).items()]
-    return "\n".join([*lines, *markdown_table(header, cases)]) + "\n"
+    rows = ([f"`{kernel}`", *cells] for kernel, *cells in _rows(record))
+    table = markdown_table(["kernel", "arch", "of", *COLUMNS], rows)
+    return "\n".join([" ".join([*legend, LEGEND]), "", *table]) + "\n"
 
 
-def cells(compiled: Sequence[Compiled]) -> list[str]:
+def _rows(record: StaticRecord, details: bool = False) -> list[list[str]]:
+    """Kernel, architecture, number of configurations or one of them, and the worst of each column."""
+    found: dict[tuple[str, str, str], list[Compiled]] = defaultdict(list)
+    for c in record.compiled:
+        if not c.error and not c.float64_scalars:
+            found[c.kernel, c.arch, c.configuration if details else ""].append(c)
+    rows = sorted(found.items(), key=lambda row: row[0][0])
+    return [[*about[:2], about[2] or str(len(each)), *_worst(each)] for about, each in rows]
+
+
+def _worst(compiled: Sequence[Compiled]) -> list[str]:
     """The worst value of each column; widths are those of the bench cases, where there are any."""
     bench = [c for c in compiled if c.bench] or compiled
-    matrix = dict.fromkeys(kind for c in compiled for kind in c.matrix)
     occupancy = [known for c in compiled if (known := c.occupancy) is not None]
-    copies = {"bulk": any(c.bulk_copies for c in compiled), "async": any(c.async_copies for c in compiled)}
+    copies = ["bulk"] * any(c.loads.bulk or c.stores.bulk for c in compiled)
+    copies += ["async"] * any(c.async_copies for c in compiled)
     instructions = [
         _width([c.loads for c in bench]),
         _width([c.stores for c in bench]),
         str(max(c.tf32 for c in compiled)),
         str(max(c.f64 for c in compiled)),
-        " ".join(matrix) or "-",
-        " ".join(kind for kind, there in copies.items() if there) or "-",
+        " ".join(dict.fromkeys(kind for c in compiled for kind in c.matrix)) or "-",
+        " ".join(copies) or "-",
     ]
     return [
         str(max(c.registers for c in compiled)),
