@@ -120,7 +120,8 @@ case = Case("", torch.float16, {"shape": (1, 4, 300, int(sys.argv[1])), "causal"
 LADDER.unavailable = lambda *arguments: None
 gluon = operation.implementation("triton (Gluon)")
 launches = record_launches(operation, gluon.name, gluon.load(), case, bench=True)
-found = [triton_code._read(launch, "sm_90") for launch in launches if launch.function.__name__ == "hopper_forward_kernel"]
+forward = [launch for launch in launches if launch.function.__name__ == "hopper_forward_kernel"]
+found = [triton_code._read(launch, "sm_90") for launch in forward]
 broken = violations(technique, found, complete=False)
 json.dump([[c.model_dump(mode="json") for c in found], [str(v) for v in broken]], sys.stdout)
 """

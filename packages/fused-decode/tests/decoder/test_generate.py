@@ -97,7 +97,7 @@ def test_rows_that_ended_are_not_written():
     ({"input_ids": [[1, 2]]}, TypeError, "input_ids: given list"),
     ({"input_ids": torch.ones(3, dtype=torch.int64)}, ValueError, r"shape is \(3,\); it must be \(rows, columns\)"),
     ({"input_ids": torch.ones(1, 0, dtype=torch.int64)}, ValueError, "not empty"),
-    ({"input_ids": torch.ones(3, 2, dtype=torch.int64)}, ValueError, "3 rows; the Decoder was made for batch_size=2"),
+    ({"input_ids": torch.ones(3, 2, dtype=torch.int64)}, ValueError, "3 rows; at most 2 are allowed, the batch_size"),
     ({"input_ids": torch.full((1, 2), 96)}, ValueError, "tokens from 96 to 96; the model has those from 0 to 95"),
     ({"input_ids": torch.full((1, 2), -1)}, ValueError, "tokens from -1 to -1"),
     ({"attention_mask": torch.tensor([[0, 0, 0], [1, 1, 1]])}, ValueError, "row 0 is all padding"),

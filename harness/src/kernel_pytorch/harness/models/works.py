@@ -53,7 +53,7 @@ WORKS = (
     Work("decode-1", "decode of 1 sequence, static cache", cached=True, batch=1),
     Work("decode-8", "decode of 8 sequences, static cache", cached=True, batch=8),
     Work("decode-1-8k", "decode of 1 sequence after 8,192 tokens, static cache", cached=True, batch=1, prompt=8192),
-    Work("decode-1-whole", "decode of 1 sequence, all published layers", cached=True, batch=1, whole=True),
+    Work("decode-1-whole", "decode of 1 sequence, all published layers instead", cached=True, batch=1, whole=True),
     Work("generate", "generation of 256 tokens after 128", batch=1, prompt=128, new=256),
 )
 

@@ -149,7 +149,7 @@ def report(model: torch.nn.Module) -> Generated:
         ValueError: the model is not patched.
     """
     if not _is_patched(model):
-        raise ValueError("model: it is not patched; call kernel_pytorch.fused_decode.patch(model) first")
+        raise ValueError("model: its generate is not patched; what patch(model) returns says why")
     return model.__dict__[STATE].generated  # type: ignore[no-any-return]
 
 

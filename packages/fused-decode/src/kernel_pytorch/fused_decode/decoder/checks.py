@@ -79,7 +79,7 @@ def check_prompt(input_ids: Any, attention_mask: Any, rows: int, vocabulary: int
     if input_ids.dim() != 2 or 0 in input_ids.shape:
         raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be (rows, columns), and not empty")
     if input_ids.shape[0] > rows:
-        raise ValueError(f"input_ids: {input_ids.shape[0]} rows; the Decoder was made for batch_size={rows}")
+        raise ValueError(f"input_ids: {input_ids.shape[0]} rows; at most {rows} are allowed, the batch_size")
     low, high = input_ids.min().item(), input_ids.max().item()
     if low < 0 or high >= vocabulary:
         raise ValueError(f"input_ids: tokens from {low} to {high}; the model has those from 0 to {vocabulary - 1}")

@@ -113,10 +113,10 @@ class Decoder:
         seed: int | None = None,
         streamer: Any = None,
     ) -> Tensor:
-        """Go on from a prompt, with the tokens that transformers' `generate` gives.
+        """Go on from a prompt, with the tokens of transformers' `generate`; in 16 bits rounding decides near ties.
 
         Args:
-            input_ids: int64 `(rows, columns)`, at most `batch_size` rows, padded at the left.
+            input_ids: int64 or int32 `(rows, columns)`, at most `batch_size` rows, padded at the left.
             attention_mask: `(rows, columns)`, 0 where a row is padded; None as in transformers: ones, or, where that
                 can be inferred, what is not the padding token.
             max_new_tokens: tokens that are added at most.
@@ -180,7 +180,7 @@ class Decoder:
         width = input_ids.shape[1]
         if width + new > self.max_length:
             raise ValueError(f"max_new_tokens: a prompt of {width} and {new} new tokens are {width + new}; the Decoder "
-                             f"was made for max_length={self.max_length}")  # fmt: skip
+                             f"was made for max_length={self.max_length}; make one with more")  # fmt: skip
         check_ends(ends)
         return pads
 
