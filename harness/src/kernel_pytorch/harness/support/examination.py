@@ -1,4 +1,4 @@
-"""The rows of the support table, where each can be asked, and how a technique is asked all of them."""
+"""The rows of the support table, where each can be checked, and the examination of a technique."""
 
 from __future__ import annotations
 

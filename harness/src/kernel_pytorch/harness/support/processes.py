@@ -119,7 +119,7 @@ def _call(where: tuple[str, str, str], arguments: tuple[Any, ...], announce: Ann
     """In the child: the traceback of what the function raised, if it did, and its value."""
     module, file, name = where
     try:
-        # Of an installed module, else of the file, which is loaded once.
+        # The function comes from an installed module, or from the file, which is loaded once.
         installed = importlib.import_module(module) if module.startswith("kernel_pytorch.") else sys.modules.get(file)
         function = operator.attrgetter(name)(installed or load_file(Path(file), file))
         return "", function(*_mesh, *arguments)
