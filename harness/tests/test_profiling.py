@@ -194,6 +194,11 @@ def test_nothing_allocated_is_no_error():
     assert (found.peak, found.at_peak) == (0, {})
 
 
+def test_an_option_of_the_page_that_was_cut_warns(profiled, tmp_path):
+    with pytest.warns(DeprecationWarning, match=r"page\.html is no longer written.*ui\.perfetto\.dev"):
+        profiled.write(tmp_path, top=3)
+
+
 def test_the_record_is_written(profiled, tmp_path):
     (written,) = profiled.write(tmp_path / "new")
     assert type(profiled).model_validate_json(written.read_text()) == profiled

@@ -19,6 +19,7 @@ from kernel_pytorch.harness.quick import (
     profile_memory,
     quick_benchmark,
 )
+from kernel_pytorch.harness.quick.growth import Growth, Scaling
 from kernel_pytorch.harness.quick.inputs import Pool
 
 MIB = 2**20
@@ -383,3 +384,14 @@ def test_a_gpu_compares_and_exposes(monkeypatch):
     use = profile_memory(torch.sin, x)
     assert use.forward_peak == x.nbytes
     assert use.memory.peak >= 2 * x.nbytes
+
+
+def test_pictures_and_laws_that_were_cut_name_what_replaces_them(tmp_path):
+    file = tmp_path / "cut.svg"
+    with pytest.warns(DeprecationWarning, match=r"no timeline: profile_module.*trace=.*_dump_snapshot"):
+        assert profile_memory(torch.sin, X).plot(file) == file
+    growth = Growth(exponent=1.0, factor=1.0, r_squared=1.0)
+    with pytest.raises(AttributeError, match=r"Growth\.slope was removed.*use exponent and r_squared"):
+        growth.slope  # noqa: B018
+    with pytest.warns(DeprecationWarning, match="draws nothing any more; plot its points"):
+        assert Scaling(name="f", device="cpu", points=(), growth=growth).plot(file) == file

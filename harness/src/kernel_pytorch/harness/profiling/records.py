@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from pathlib import Path
 from typing import Literal
 
@@ -165,8 +166,11 @@ class Profile(Record):
                 found.append(Text(about, style="dim", no_wrap=True, overflow="ellipsis"))
         return PrintableGroup(*found, Text(LEGEND, style="dim italic"))
 
-    def write(self, folder: Path | str) -> list[Path]:
-        """Write `profile.json` into a folder and return its path."""
+    def write(self, folder: Path | str, top: int | None = None) -> list[Path]:
+        """Write `profile.json` into a folder and return its path; `top` has no effect, with a DeprecationWarning."""
+        if top is not None:
+            replaced = "page.html is no longer written; print table(top), open the trace at https://ui.perfetto.dev"
+            warnings.warn(f"Profile.write(top=...): {replaced}", DeprecationWarning, stacklevel=2)
         file = Path(folder) / "profile.json"
         self.save(file)
         return [file]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from kernel_pytorch.harness.clock import Interval, median_interval
@@ -19,6 +21,9 @@ from kernel_pytorch.harness.timing import ROUNDS
 
 FEWEST_SIZES = 5
 """A line through fewer points says little about them."""
+
+
+REMOVED = ("candidates", "fits", "model", "slope", "span", "told_apart")
 
 
 class Growth(Part):
@@ -44,6 +49,12 @@ class Growth(Part):
     def at(self, size: int) -> float:
         """The fitted seconds of a size."""
         return self.factor * size**self.exponent
+
+    def __getattr__(self, name: str) -> Any:
+        """Name the replacement of what was removed."""
+        if name in REMOVED:
+            raise AttributeError(f"Growth.{name} was removed with the fitted laws; use exponent and r_squared")
+        return super().__getattr__(name)  # type: ignore[misc]
 
 
 class Point(Part):
@@ -73,6 +84,11 @@ class Scaling(Part):
         """One row per size; both `print` and rich show it."""
         rows = [[f"{p.size:,}", *times(p.seconds), seconds(self.growth.at(p.size))] for p in self.points]
         return table(f"{self.name} on {self.device}", ("size", *TIMES, "fitted"), rows, self.growth.verdict)
+
+    def plot(self, path: Path | str) -> Path:
+        """Draw nothing, with a DeprecationWarning: the picture was cut."""
+        warnings.warn("scaling(...).plot() draws nothing any more; plot its points", DeprecationWarning, stacklevel=2)
+        return Path(path)
 
 
 def scaling(make: Callable[[int], Any], sizes: Iterable[int], *, rounds: int = ROUNDS) -> Scaling:
