@@ -61,10 +61,10 @@ def functions_until_launch(name):
     path, attribute = name.split(" ")[0].split(".")
     package = importlib.import_module(f"kernel_pytorch.{path}")
     module = f"kernel_pytorch.{path}._core"
-    core = {part: importlib.import_module(f"{module}.{part}") for part in ("call", "call_kinds", "launcher", "levels")}
+    core = {part: importlib.import_module(f"{module}.{part}") for part in ("call", "call_kinds", "launch", "levels")}
     core["call_kinds"].PLAIN = (*core["call_kinds"].PLAIN, OnGpu)
     core["levels"].Ladder.unavailable = lambda *arguments: None
-    use(core["launcher"])
+    use(core["launch"])
     if path == "linear_cross_entropy":  # on a CPU, which all memory here is, targets are looked at
         importlib.import_module("kernel_pytorch.linear_cross_entropy.functional").is_checked = lambda target: False
     public = getattr(package, attribute)
@@ -90,7 +90,7 @@ def functions_until_launch(name):
     launched = next((place for place, what in enumerate(found) if what == "paper_gpu.py:launch"), None)
     assert launched is not None, found
     # What the paper is asked for, a real GPU answers in C. An address that is new to the copy engine is described anew.
-    left_out = "paper_gpu.py:", "path_lengths.py:", "launcher.py:__missing__"
+    left_out = "paper_gpu.py:", "path_lengths.py:", "launch.py:__missing__"
     return [what for what in found[:launched] if not what.startswith(left_out)][1:]
 
 
