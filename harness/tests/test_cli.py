@@ -352,9 +352,7 @@ def test_stale_results_are_named_and_those_of_what_is_not_installed_are_not_judg
     assert f"  listed, {fresh.created[:10]}: measured before records named the code that ran\n" in printed.out
 
 
-def test_a_full_run_writes_into_the_folder_of_its_device_and_into_the_readme(
-    toy_alone, command_line, tmp_path, monkeypatch
-):
+def test_a_full_run_writes_into_its_folder_and_the_readme(toy_alone, command_line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     readme = tmp_path / "packages" / "toy" / "README.md"
     readme.parent.mkdir(parents=True)
@@ -395,10 +393,8 @@ def test_foreign_commands_appear_and_broken_ones_are_left_out(toy_alone, command
     printed = command_line("examine", "--model", "bert")
     assert printed.code == 0
     assert printed.out == "examined bert\n"
-    lines = printed.err.splitlines()
-    assert len(lines) == 3
-    assert lines[0] == (
-        "command absent is broken and left out: AttributeError: module 'foreign' has no attribute 'nobody'"
-    )
-    assert lines[1] == "command lost is broken and left out: ModuleNotFoundError: No module named 'no_such'"
-    assert lines[2].startswith("command number is broken and left out: ")
+    absent, lost, number = printed.err.splitlines()
+    why = "AttributeError: module 'foreign' has no attribute 'nobody'"
+    assert absent == f"command absent is broken and left out: {why}"
+    assert lost == "command lost is broken and left out: ModuleNotFoundError: No module named 'no_such'"
+    assert number.startswith("command number is broken and left out: ")

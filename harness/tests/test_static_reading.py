@@ -209,3 +209,30 @@ def test_launches_of_a_case_are_known_by_code_warps_grid_and_number(change, diff
     before = found()
     assert [list(cases) for cases in before.values()] == [["a [x=1] float32"]]
     assert (found(**change) != before) == differs
+
+
+def test_what_ptxas_says_is_kept_beside_a_cached_kernel(monkeypatch, tmp_path):
+    """Of a kernel in Triton's cache ptxas says nothing: it is compiled again once, by whatever it came there."""
+    module = pytest.importorskip("kernel_pytorch.harness.static.triton_code")
+    monkeypatch.setattr(module.knobs.cache, "dir", str(tmp_path))
+    runs = []
+
+    class Compiling:
+        known = False
+
+        def compile(self, *, float64):
+            compiles = module.knobs.compilation.always_compile or not self.known
+            self.known = True
+            runs.append(compiles)
+            if compiles:
+                print("Used 40 registers")  # noqa: T201
+            return SimpleNamespace(hash="ab" * 32)
+
+    launch = Compiling()
+    for _ in range(2):
+        assert module._compile(launch, False)[1] == "Used 40 registers\n"
+    assert runs == [True, False]
+    monkeypatch.setattr(module.knobs.cache, "dir", str(tmp_path / "another"))
+    for _ in range(2):
+        assert module._compile(launch, False)[1] == "Used 40 registers\n"
+    assert runs[2:] == [False, True, False]

@@ -354,3 +354,18 @@ def test_a_failed_capture_is_reset(monkeypatch):
     assert log == ["thread_local", "reset"]
     assert decoder._runner._graphs == {}
     assert not any(k.any() for k, *_ in decoder._step.caches.layers), "warming up wrote into a cache"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_memory_that_a_waiting_step_writes_to_is_not_reused():
+    """The kernel that chooses writes into pinned memory, which a dropped Decoder gives back when its steps are done."""
+    decoder = Decoder(make("llama").cuda(), 1, 64)
+    decoder.start(prompt([5])[0].cuda())
+    shape = decoder._step.caches.history.shape
+    torch.cuda._sleep(2 * 10**9)
+    decoder.step()
+    del decoder
+    gc.collect()
+    taken = [torch.full(shape, 7, dtype=torch.int64, pin_memory=True) for _ in range(8)]
+    torch.cuda.synchronize()
+    assert all(bool((each == 7).all()) for each in taken)

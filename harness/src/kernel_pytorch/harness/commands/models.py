@@ -104,37 +104,44 @@ def models_command(
     """
     _check_options(context)
     if readme is not None:
-        if json is None:
-            raise UserError("--readme: give --json FILE too, whose table is written")
-        write_block(readme, BLOCK, headline(load(json)))
-        return
+        return _write_readme(readme, json)
     where = parse_device(device)
     techniques = _techniques(only)
     if host:
         output.print(host_table(techniques, where))
-        return
-    chosen: tuple[Model, ...] = SMALL if small else MODELS
-    if model is not None:
-        chosen = (find_model(f"{model.removesuffix(SUFFIX)}{SUFFIX}" if small else model),)
+        return None
+    chosen = _models(model, small, tiny, where)
     works = [find_work(name) for name in work or [WORKS[0].name]]
-    asked = KNOWN.values() if variant is None else [named("variant", name, KNOWN) for name in variant]
-    variants = [each for each in KNOWN.values() if each is STOCK or each in asked]
+    asked = [*KNOWN.values()] if variant is None else [STOCK, *(named("variant", name, KNOWN) for name in variant)]
+    variants = [each for each in KNOWN.values() if each in asked]
     check_writable(json)
     warn_if_busy()
     import_transformers()
-    if tiny is None:
-        tiny = where.type == "cpu" and not (small or chosen[0] in SMALL)
-    if tiny:
-        chosen = tuple(each.as_tiny() for each in chosen)
     done = set()
     if resume:
-        done = _loaded(json).done(origin(techniques, where, tiny=tiny), [each.name for each in variants])
+        done = _loaded(json).done(origin(techniques, where, tiny=chosen[0].is_tiny), [v.name for v in variants])
     if losses:
         failed = [_compare_losses(m, techniques, where, json) for m in chosen if m.name not in done]
     else:
         pending = [(m, w) for m in chosen for w in works if w.applies(m) and run_name(m.name, w.name) not in done]
         failed = [_measure(m, w, variants, techniques, where, json, rounds) for m, w in pending]
     raise typer.Exit(int(any(failed)))
+
+
+def _write_readme(readme: Path, json: Path | None) -> None:
+    if json is None:
+        raise UserError("--readme: give --json FILE too, whose table is written")
+    write_block(readme, BLOCK, headline(load(json)))
+
+
+def _models(name: str | None, small: bool, tiny: bool | None, device: torch.device) -> tuple[Model, ...]:
+    """The models that were asked for, in their sizes."""
+    chosen: tuple[Model, ...] = SMALL if small else MODELS
+    if name is not None:
+        chosen = (find_model(f"{name.removesuffix(SUFFIX)}{SUFFIX}" if small else name),)
+    if tiny is None:
+        tiny = device.type == "cpu" and not (small or chosen[0] in SMALL)
+    return tuple(each.as_tiny() for each in chosen) if tiny else chosen
 
 
 def _check_options(context: typer.Context) -> None:

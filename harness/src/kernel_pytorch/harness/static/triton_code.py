@@ -19,6 +19,7 @@ from unittest import mock
 
 import torch
 from triton import knobs
+from triton.runtime.cache import get_cache_manager
 
 from kernel_pytorch.harness.discovery import discover
 from kernel_pytorch.harness.static.compiled import Compiled
@@ -34,6 +35,7 @@ from kernel_pytorch.harness.static.launches import (
 from kernel_pytorch.harness.static.limits import ARCHITECTURES
 from kernel_pytorch.harness.technique import Level, Technique
 
+KEPT = "ptxas.log"
 NEEDS = re.compile(
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads\s.*Used (\d+) registers"
 )
@@ -119,13 +121,10 @@ def _read(launch: Launch, arch: str, *, float64: bool = False) -> Compiled:
         bench=launch.bench,
         float64_scalars=launch.float_scalars if float64 else (),
     )
-    said = io.StringIO()
     try:
-        with knobs.compilation.scope(), knobs.nvidia.scope(), contextlib.redirect_stdout(said):
-            knobs.compilation.always_compile = knobs.nvidia.dump_ptxas_log = True  # of a cached kernel nothing is said
-            kernel = launch.compile(float64=float64)
-        needs = NEEDS.search(said.getvalue())
-        assert needs is not None, f"ptxas said nothing of what the kernel needs: {said.getvalue()}"
+        kernel, said = _compile(launch, float64)
+        needs = NEEDS.search(said)
+        assert needs is not None, f"ptxas said nothing of what the kernel needs: {said}"
     except Exception as error:  # what does not compile is a finding
         return about.model_copy(update={"error": _one_line(error)})
     stack, stores, loads, registers = map(int, needs.groups())
@@ -139,6 +138,21 @@ def _read(launch: Launch, arch: str, *, float64: bool = False) -> Compiled:
         "code": code_digest(ptx, metadata.name),
     }
     return about.model_copy(update=facts | count_instructions(ptx))
+
+
+def _compile(launch: Launch, float64: bool) -> tuple[Any, str]:
+    """The compiled kernel, and what ptxas said, which is kept beside the kernel in Triton's cache."""
+    with knobs.compilation.scope(), knobs.nvidia.scope(), contextlib.redirect_stdout(io.StringIO()) as said:
+        knobs.nvidia.dump_ptxas_log = True
+        kernel = launch.compile(float64=float64)
+        cache = get_cache_manager(kernel.hash)
+        if not said.getvalue() and (kept := cache.get_file(KEPT)) is not None:
+            return kernel, Path(kept).read_text()
+        if not said.getvalue():  # something else than this module has compiled it
+            knobs.compilation.always_compile = True
+            kernel = launch.compile(float64=float64)
+    cache.put(said.getvalue(), KEPT, binary=False)
+    return kernel, said.getvalue()
 
 
 def _one_line(error: Exception) -> str:

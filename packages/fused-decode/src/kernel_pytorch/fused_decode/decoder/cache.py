@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,6 +45,8 @@ class Caches:
         self.lengths = torch.full((rows,), -1, dtype=torch.int32, device=table.device)
         self.history = torch.zeros(rows, length, dtype=torch.int64, device="cpu", pin_memory=table.is_cuda)
         self.written = torch.zeros_like(self.history, device=table.device) if table.is_cuda else self.history
+        if table.is_cuda:
+            weakref.finalize(self, _give_back, self.history, self.written).atexit = False
 
     def fill(self, prompt: Any, width: int, pads: Sequence[int]) -> None:
         """Copy what the model's own forward cached of a padded prompt.
@@ -64,6 +67,17 @@ class Caches:
             rows, columns, at = found[kept, slots]
             for cache, new in ((k, layer.keys), (v, layer.values)):
                 cache.transpose(1, 2)[rows, at] = new.transpose(1, 2)[rows, columns].to(cache.dtype)
+
+
+_kept: list[Tensor] = []  # freed while a graph is recorded: they stay
+
+
+def _give_back(history: Tensor, written: Tensor) -> None:
+    """Let PyTorch reuse the host's memory only when steps that still run have written to it: it waits for copies."""
+    if torch.cuda.is_current_stream_capturing():
+        _kept.append(history)
+    else:
+        history[:1, :1].copy_(written[:1, :1], non_blocking=True)
 
 
 def _no_rotation(length: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
