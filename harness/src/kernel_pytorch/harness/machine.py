@@ -38,10 +38,7 @@ MATMUL_SIZES = {
 MATMUL_REST = {"cpu": 0.0, "cuda": 0.3}
 """Seconds of rest before each product: directly after another one, the power limit slows a card down."""
 
-MATMUL_DTYPES = {
-    "cpu": (torch.float32, torch.bfloat16),
-    "cuda": (torch.float32, torch.bfloat16, torch.float16),
-}
+MATMUL_DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.float32, torch.bfloat16, torch.float16)}
 
 RATES = ("bytes_per_second", "peak_bytes_per_second")
 

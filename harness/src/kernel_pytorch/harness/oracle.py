@@ -150,11 +150,7 @@ def random_like(outputs: Sequence[Tensor], generator: torch.Generator) -> list[T
 
 
 def judge(
-    candidate: Run,
-    reference: Run,
-    truth: Run,
-    budget_factor: float = 2.0,
-    summands: Mapping[str, int] | None = None,
+    candidate: Run, reference: Run, truth: Run, budget_factor: float = 2.0, summands: Mapping[str, int] | None = None
 ) -> list[ErrorCheck]:
     """Check a candidate against the truth, with the budget that the reference's own error gives.
 

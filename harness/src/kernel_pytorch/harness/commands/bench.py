@@ -47,12 +47,10 @@ OverheadsOption = Annotated[
     typer.Option("--overheads", help="Also measure host time, memory, compilation and launches, which takes longer."),
 ]
 JsonOption = Annotated[
-    Path | None,
-    typer.Option("--json", help="Write the results to this file (one technique) or folder."),
+    Path | None, typer.Option("--json", help="Write the results to this file (one technique) or folder.")
 ]
 OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", help="Write the results into <out>/<device>/. With --full: results, if omitted."),
+    Path | None, typer.Option("--out", help="Write the results into <out>/<device>/. With --full: results, if omitted.")
 ]
 MachineOption = Annotated[
     Path | None,

@@ -64,8 +64,7 @@ TimeoutOption = Annotated[
     float, typer.Option("--timeout", min=1.0, help="Seconds after which a case counts as hanging.")
 ]
 JobsOption = Annotated[
-    int,
-    typer.Option("--jobs", min=1, help="How many to run beside each other; most of their time is compilation."),
+    int, typer.Option("--jobs", min=1, help="How many to run beside each other; most of their time is compilation.")
 ]
 
 

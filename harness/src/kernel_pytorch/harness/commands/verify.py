@@ -33,8 +33,7 @@ def verify_command(
     ] = False,
     peers: common.PeersOption = None,
     json: Annotated[
-        Path | None,
-        typer.Option("--json", help="Also write what was found to this file (one technique) or folder."),
+        Path | None, typer.Option("--json", help="Also write what was found to this file (one technique) or folder.")
     ] = None,
     timeout: common.TimeoutOption = CASE_TIMEOUT,
     jobs: common.JobsOption = 1,

@@ -15,11 +15,7 @@ from kernel_pytorch.harness.errors import UserError, named
 
 SUFFIX = "-small"
 """Ends the names of models that a CPU can time."""
-HEADS = {
-    "causal": "AutoModelForCausalLM",
-    "masked": "AutoModelForMaskedLM",
-    "image": "AutoModelForImageClassification",
-}
+HEADS = {"causal": "AutoModelForCausalLM", "masked": "AutoModelForMaskedLM", "image": "AutoModelForImageClassification"}
 """By kind of model, the class of transformers that builds it."""
 
 
