@@ -48,3 +48,23 @@ def test_a_function_called_by_a_kernel_replaces_nothing_again(monkeypatch):
     monkeypatch.setattr(interpreter, "_patch_builtin", lambda *given: (replaced.append(given[0]), original(*given)))
     _kernel[(1,)](torch.ones(8), torch.empty(2), 1, BLOCK=8)
     assert replaced.count(tl) == 1
+
+
+def test_types_are_computed_once_and_are_those_of_triton():
+    made = [tl.block_type(dtype, [2, tl.constexpr(4)]) for dtype in (tl.float16, tl.int32, tl.float16)]
+    assert made[0].name == made[2].name != made[1].name
+    assert [each.scalar for each in made] == [tl.float16, tl.int32, tl.float16]
+    assert made[0].shape is made[1].shape
+    assert made[0] == made[2] != tl.block_type(tl.float16, [4, 2])
+    of = {tl.float16: torch.zeros(2, 4), tl.int32: torch.ones(2, 4)}
+    tensors = [tl.tensor(of[each.scalar], each) for each in made]
+    assert all(t.handle is of[t.dtype] and t.type is made[i] for i, t in enumerate(tensors))
+    assert [int(size) for size in tensors[1].shape] == [2, 4]
+    assert tensors[1].numel == 8
+
+
+@pytest.mark.parametrize("shape", [[3], [], [2, 1.5]])
+def test_a_shape_that_triton_refuses_is_refused_again(shape):
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError)):
+            tl.block_type(tl.float32, shape)

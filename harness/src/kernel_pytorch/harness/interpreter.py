@@ -33,11 +33,12 @@ def is_interpreting() -> bool:
 
 
 def speed_up_interpreter() -> None:
-    """Leave out work of the interpreter that changes no result: kernels are interpreted about twice as fast.
+    """Leave out work of the interpreter that changes no result: kernels are interpreted about four times as fast.
 
     For each addition, subtraction and multiplication of integers Triton 3.6 to 3.9 computes whether it overflowed, and
-    drops the answer unless `debug` is set, which the interpreter cannot do. And each call of one `@triton.jit` function
-    by another replaces the functions of `triton.language` once more.
+    drops the answer unless `debug` is set, which the interpreter cannot do. Each call of one `@triton.jit` function by
+    another replaces the functions of `triton.language` once more. And each operation makes several types and tensors,
+    whose attributes follow from a dtype and a shape.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -61,6 +62,45 @@ def speed_up_interpreter() -> None:
 
     patch_once.is_fast = True  # type: ignore[attr-defined]
     interpreter._patch_lang = patch_once
+    _keep_types(tl.core, interpreter)
+
+
+def _keep_types(core: Any, interpreter: Any) -> None:
+    """Let Triton compute the attributes of a block type, of a tensor and of NumPy's dtype once for each."""
+    make_type, make_tensor, numpy_dtype = core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype
+    semantic = type(interpreter.interpreter_semantic)
+    broadcast = semantic.broadcast_impl_value
+    types: dict[Any, dict[str, Any]] = {}
+    shapes: dict[Any, Any] = {}
+    tensors: dict[str, dict[str, Any]] = {}
+    dtypes: dict[str, Any] = {}
+
+    def kept_type(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple([size.value if isinstance(size, core.constexpr) else size for size in shape])
+        key = (type(self), element_ty.name, sizes)
+        if key not in types:
+            make_type(self, element_ty, shape)
+            types[key] = vars(self) | {"shape": shapes.setdefault(sizes, self.shape)}
+        vars(self).update(types[key], element_ty=element_ty)
+
+    def kept_tensor(self: Any, handle: Any, type: Any) -> None:
+        if type.name not in tensors:
+            make_tensor(self, handle, type)
+            tensors[type.name] = vars(self) | {"handle": None}
+        vars(self).update(tensors[type.name], handle=handle, type=type, dtype=type.scalar)
+
+    def kept_dtype(of: Any) -> Any:
+        name = of.scalar.name
+        if name not in dtypes:
+            dtypes[name] = numpy_dtype(of)
+        return dtypes[name]
+
+    def broadcast_others(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        same = lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape
+        return (lhs, rhs) if same else broadcast(self, lhs, rhs)
+
+    core.block_type.__init__, core.tensor.__init__ = kept_type, kept_tensor
+    interpreter._get_np_dtype, semantic.broadcast_impl_value = kept_dtype, broadcast_others
 
 
 def complete_interpreter() -> None:

@@ -55,6 +55,7 @@ def _is_encoder(module: torch.nn.Module) -> bool:
 
 def _forward(module: torch.nn.Module) -> Forward:
     own = forward_of_class(module)
+    plan_outside = torch.compiler.disable(plan)  # here, because it imports TorchDynamo, which takes seconds
 
     def forward(
         self: Any, hidden_states: Tensor, attention_mask: Tensor | None = None, *args: Any, **kwargs: Any
@@ -62,7 +63,7 @@ def _forward(module: torch.nn.Module) -> Forward:
         keep = _kept(attention_mask)
         if keep is None or self.training or hidden_states.dim() != 3:
             return own(self, hidden_states, attention_mask, *args, **kwargs)
-        index, runs = plan(keep)
+        index, runs = plan_outside(keep)
         batch, length, width = hidden_states.shape
         packed = hidden_states.reshape(batch * length, width).index_select(0, index).unsqueeze(0)
         output = own(self, packed, runs, *args, **kwargs)
@@ -90,7 +91,6 @@ def _kept(mask: Tensor | None) -> Tensor | None:
     return row if row.dtype == torch.bool else row > -1.0
 
 
-@torch.compiler.disable
 def plan(keep: Tensor) -> tuple[Tensor, Tensor]:
     """Where the tokens of sequences lie that are in the order of their length.
 
