@@ -114,6 +114,9 @@ def prepare(
     if not has_gpu():
         # What is compiled here is compiled to be tested here; `static` looks at all architectures.
         session.env.setdefault("KERNEL_PYTORCH_CUDA_ARCHS", os.environ.get("KERNEL_PYTORCH_CUDA_ARCHS", "sm_90a"))
+    # Where bytecode is not kept, each process compiles PyTorch's modules once more, for 3 to 8 seconds.
+    kept = Path(session.virtualenv.location) / "bytecode"
+    session.env.update(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(kept))
     needed = [*third_party(extras), *more, "hatchling", "editables"]
     install_once(session, needed, torch=choice, bare=bare)
     stamp = Path(session.virtualenv.location) / "kernel-pytorch-projects.json"

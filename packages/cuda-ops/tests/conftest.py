@@ -1,7 +1,9 @@
 """What the tests of this package share."""
 
 import importlib
+import json
 import os
+import select
 import subprocess
 import sys
 import textwrap
@@ -12,6 +14,19 @@ import pytest
 PACKAGE = Path(__file__).parents[1]
 CSRC = PACKAGE / "csrc"
 
+SERVER = """
+import contextlib, io, json, sys, textwrap, traceback
+import torch
+for line in sys.stdin:
+    printed, error = io.StringIO(), ""
+    torch.manual_seed(0)
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(textwrap.dedent(json.loads(line)), {"__name__": "__main__"})
+    except BaseException:
+        error = traceback.format_exc()
+    print(json.dumps([printed.getvalue(), error]), flush=True)
+"""
 
 emulated = False
 try:
@@ -67,3 +82,33 @@ def run_python():
         return result.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_on():
+    """`(instruction_set, program)`: run a program in the process of that instruction set, which is started once."""
+    processes = {}
+
+    def run(instruction_set, program):
+        if instruction_set not in processes:
+            processes[instruction_set] = subprocess.Popen(
+                [sys.executable, "-W", "error", "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                env=os.environ | {"KERNEL_PYTORCH_CPU_ISA": instruction_set}, cwd=Path(__file__).parent,
+            )  # fmt: skip
+        process = processes[instruction_set]
+        process.stdin.write(json.dumps(program) + "\n")
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], 120)
+        answer = process.stdout.readline() if ready else ""
+        if not answer:
+            del processes[instruction_set]
+            process.kill()
+            process.communicate()
+            pytest.fail(f"no answer within 120 seconds; the process ended with {process.returncode}")
+        printed, error = json.loads(answer)
+        assert not error, error
+        return printed
+
+    yield run
+    for process in processes.values():
+        process.communicate()

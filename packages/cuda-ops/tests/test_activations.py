@@ -2,9 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -86,13 +83,9 @@ def test_accuracy(activation):
 
 @pytest.mark.cpu_backend
 @pytest.mark.parametrize("isa", LIBRARY.instruction_sets[:-1])  # on the best run all the others
-def test_accuracy_on_every_instruction_set(isa):
+def test_accuracy_on_every_instruction_set(isa, run_on):
     program = "from test_activations import *\nprint(json.dumps([largest_errors(a) for a in ACTIVATIONS]))"
-    environment = {**os.environ, "KERNEL_PYTORCH_CPU_ISA": isa}
-    command = [sys.executable, "-c", program]
-    folder = os.path.dirname(__file__)
-    found = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
-    for value, slope in json.loads(found.stdout):
+    for value, slope in json.loads(run_on(isa, program)):
         assert value <= 0.0
         assert slope <= 6.0
 

@@ -1,9 +1,5 @@
 """bias_act: against plain PyTorch in float64, in every combination, on every instruction set."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -71,14 +67,12 @@ def test_bias_of_another_dtype(dtype, bias_dtype):
 
 
 @pytest.mark.parametrize("isa", LIBRARY.instruction_sets[:-1])  # on the best run all the others
-def test_every_instruction_set(isa):
+def test_every_instruction_set(isa, run_on):
     program = (
         "from test_bias_act import *\nfor a in ACTIVATIONS:\n for d in DTYPES:\n"
         "  check(a, (131, 33), d, d); check(a, (3, 4099), d, None); check(a, (9, 17), d, torch.float32)"
     )
-    environment = {**os.environ, "KERNEL_PYTORCH_CPU_ISA": isa}
-    command = [sys.executable, "-W", "error", "-c", program]
-    subprocess.run(command, env=environment, cwd=os.path.dirname(__file__), check=True, timeout=120)
+    run_on(isa, program)
 
 
 def test_a_wrong_gradient_is_found(monkeypatch):

@@ -1,9 +1,6 @@
 """bias_dropout_add: against plain PyTorch in float64 with the same mask, on every instruction set."""
 
 import itertools
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -75,14 +72,12 @@ def test_mixed_dtypes(x, bias, residual, device):
 
 
 @pytest.mark.parametrize("isa", LIBRARY.instruction_sets[:-1])  # on the best run all the others
-def test_every_instruction_set(isa):
+def test_every_instruction_set(isa, run_on):
     program = (
         "from test_bias_dropout_add import *\nfor d in DTYPES:\n"
         " for p in (0.0, 0.4): check((131, 33), p, d, d); check((3, 4099), p, d); check((9, 17), p, d, torch.float32)"
     )
-    environment = {**os.environ, "KERNEL_PYTORCH_CPU_ISA": isa}
-    command = [sys.executable, "-W", "error", "-c", program]
-    subprocess.run(command, env=environment, cwd=os.path.dirname(__file__), check=True, timeout=120)
+    run_on(isa, program)
 
 
 def test_a_wrong_mask_is_found(monkeypatch):

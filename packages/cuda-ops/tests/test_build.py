@@ -112,9 +112,8 @@ def build_small(folder, monkeypatch):
     return (folder / "package" / "_library.so").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["plain", "it's", 'a "quoted" one', "$HOME", "two words & `more`"])
-def test_a_library_is_built_in_any_folder_and_does_not_name_it(name, monkeypatch, tmp_path):
-    content = build_small(tmp_path / name, monkeypatch)
+def test_a_library_is_built_in_any_folder_and_does_not_name_it(monkeypatch, tmp_path):
+    content = build_small(tmp_path / """it's a "quoted" $HOME & `more`""", monkeypatch)
     assert b"csrc/where.cpp" in content
     assert str(tmp_path).encode() not in content
 

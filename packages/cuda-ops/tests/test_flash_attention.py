@@ -93,8 +93,8 @@ INSTRUCTION_SETS = """
 
 @pytest.mark.cpu_backend
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
-def test_every_instruction_set_is_right_with_any_number_of_threads(instruction_set, run_python):
-    run_python(INSTRUCTION_SETS, KERNEL_PYTORCH_CPU_ISA=instruction_set)
+def test_every_instruction_set_is_right_with_any_number_of_threads(instruction_set, run_on):
+    run_on(instruction_set, INSTRUCTION_SETS)
 
 
 def test_layouts():

@@ -1,9 +1,5 @@
 """swiglu, geglu and reglu: against plain PyTorch in float64, in every combination, on every instruction set."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -75,14 +71,12 @@ def test_result_and_gradients(activation, dtype, packed, limit, device):
 
 
 @pytest.mark.parametrize("isa", LIBRARY.instruction_sets[:-1])  # on the best run all the others
-def test_every_instruction_set(isa):
+def test_every_instruction_set(isa, run_on):
     program = (
         "from test_gated import *\nfor a in FUNCTIONS:\n for d in DTYPES:\n  for p in (False, True):\n"
         "   check(a, (5, 33), d, 0.7, p); check(a, (3, 4099), d, None, p)"
     )
-    environment = {**os.environ, "KERNEL_PYTORCH_CPU_ISA": isa}
-    command = [sys.executable, "-W", "error", "-c", program]
-    subprocess.run(command, env=environment, cwd=os.path.dirname(__file__), check=True, timeout=120)
+    run_on(isa, program)
 
 
 def test_a_wrong_result_is_found(monkeypatch):

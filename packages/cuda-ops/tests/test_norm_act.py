@@ -125,8 +125,6 @@ def test_more_long_rows_than_clusters(dtype, vectors, device):
 
 
 EVERY_ISA = """
-    import sys
-    sys.path.insert(0, {folder!r})
     from test_norm_act import *
     for dtype in DTYPES:
         for columns in (1, 16, 33, 257, 5000):
@@ -137,9 +135,8 @@ EVERY_ISA = """
 
 
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets[:-1])  # on the best run all the others
-def test_every_instruction_set_is_right(instruction_set, run_python):
-    folder = __file__.rpartition("/")[0]
-    run_python(EVERY_ISA.format(folder=folder), KERNEL_PYTORCH_CPU_ISA=instruction_set)
+def test_every_instruction_set_is_right(instruction_set, run_on):
+    run_on(instruction_set, EVERY_ISA)
 
 
 def test_a_wrong_gradient_is_found(monkeypatch):

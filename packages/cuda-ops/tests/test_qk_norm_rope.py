@@ -106,8 +106,8 @@ AGAINST_FLOAT64 = """
 
 @pytest.mark.cpu_backend
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
-def test_every_instruction_set_is_right(instruction_set, run_python):
-    run_python(AGAINST_FLOAT64, KERNEL_PYTORCH_CPU_ISA=instruction_set)
+def test_every_instruction_set_is_right(instruction_set, run_on):
+    run_on(instruction_set, AGAINST_FLOAT64)
 
 
 def test_views_of_a_packed_projection_are_read_and_nothing_is_written():

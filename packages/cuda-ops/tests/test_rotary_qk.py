@@ -99,7 +99,7 @@ def test_both_and_their_gradients(name, dtype, interleaved):
 
 @pytest.mark.cpu_backend
 @pytest.mark.parametrize("instruction_set", LIBRARY.instruction_sets)
-def test_every_instruction_set_has_the_same_positions(instruction_set, run_python):
+def test_every_instruction_set_has_the_same_positions(instruction_set, run_on):
     program = """
         import torch
         from kernel_pytorch.cuda_ops import rotary_embedding, rotary_qk
@@ -118,7 +118,7 @@ def test_every_instruction_set_has_the_same_positions(instruction_set, run_pytho
                         assert torch.equal(y.isnan(), truth.isnan())
                         assert torch.equal(y.nan_to_num(), truth.nan_to_num())
     """
-    run_python(program, KERNEL_PYTORCH_CPU_ISA=instruction_set)
+    run_on(instruction_set, program)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

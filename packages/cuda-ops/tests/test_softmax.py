@@ -1,9 +1,6 @@
 """softmax: against plain PyTorch in float64, with every kind of mask, on every instruction set."""
 
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -137,14 +134,12 @@ def test_a_gradient_that_has_cancelled_is_found():
 
 
 @pytest.mark.parametrize("isa", LIBRARY.instruction_sets[:-1])  # on the best run all the others
-def test_every_instruction_set(isa):
+def test_every_instruction_set(isa, run_on):
     program = (
         "from test_softmax import *\nfor d in DTYPES:\n for m in (torch.bool, d):\n"
         "  [check((3, 4, 5, 33), d, s, m) for s in masks(33)]; check((2, 4099), d, (4099,), m)"
     )
-    environment = {**os.environ, "KERNEL_PYTORCH_CPU_ISA": isa}
-    command = [sys.executable, "-W", "error", "-c", program]
-    subprocess.run(command, env=environment, cwd=os.path.dirname(__file__), check=True, timeout=120)
+    run_on(isa, program)
 
 
 def test_a_mask_that_is_not_applied_is_found(monkeypatch):

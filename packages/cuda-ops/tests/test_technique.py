@@ -49,6 +49,14 @@ def test_lower_instruction_sets(instruction_set):
     subprocess.run([sys.executable, "-c", textwrap.dedent(VERIFY)], check=True, timeout=300, env=environment)
 
 
+def test_a_program_that_fails_in_a_process_that_others_share_is_found(run_on):
+    with pytest.raises(AssertionError, match="ValueError: planted"):
+        run_on("base", "raise ValueError('planted')")
+    with pytest.raises(pytest.fail.Exception, match="ended with -6"):
+        run_on("base", "import os; os.abort()")
+    assert run_on("base", "print(42)") == "42\n"
+
+
 def test_default_is_the_compiled_operator_where_it_runs():
     cpu = torch.device("cpu")
     assert levels.default("rotary_embedding", cpu, torch.bfloat16) == "cuda"
