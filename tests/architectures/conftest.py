@@ -16,9 +16,9 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("slow")
     if "architectures" in config.option.markexpr:
         return
-    left_out = [item for item in items if item.get_closest_marker("architectures")]
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=left_out)
+    kept = [item for item in items if not item.get_closest_marker("architectures")]
+    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("architectures")])
+    items[:] = kept
 
 
 @pytest.fixture(scope="session")
