@@ -57,6 +57,25 @@ def test_the_namespace_is_shared_by_all_packages():
     }
 
 
+SEEN = """
+import importlib, json, sys, torch
+seen = {{}}
+for name in {names}:
+    importlib.import_module(f"kernel_pytorch.{{name}}")
+    seen[name] = [other for other in ("triton", "torch._dynamo", "transformers") if sys.modules.pop(other, None)]
+print(json.dumps(seen))
+"""
+
+
+def test_importing_a_package_imports_neither_compilers_nor_transformers():
+    names = sorted((package.name.replace("-", "_") for package in PACKAGES), key="compile_recipes".__eq__)
+    done = subprocess.run([sys.executable, "-c", SEEN.format(names=names)], capture_output=True, text=True, check=True)
+    expected = {name: [] for name in names}
+    if importlib.util.find_spec("triton"):
+        expected["compile_recipes"] = ["triton"]  # torch.utils.flop_counter imports it
+    assert json.loads(done.stdout) == expected
+
+
 @each_package
 def test_one_word_runs_through_folder_distribution_import_and_entry_point(package):
     project, word = declaration(package), package.name.replace("-", "_")

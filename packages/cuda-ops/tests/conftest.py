@@ -93,7 +93,8 @@ def run_on():
         if instruction_set not in processes:
             processes[instruction_set] = subprocess.Popen(
                 [sys.executable, "-W", "error", "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                env=os.environ | {"KERNEL_PYTORCH_CPU_ISA": instruction_set}, cwd=Path(__file__).parent,
+                env=os.environ | ({} if emulated else {"KERNEL_PYTORCH_CPU_ISA": instruction_set}),
+                cwd=Path(__file__).parent,
             )  # fmt: skip
         process = processes[instruction_set]
         process.stdin.write(json.dumps(program) + "\n")

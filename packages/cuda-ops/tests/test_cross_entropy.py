@@ -208,8 +208,8 @@ BITS = """
 """
 
 
-def test_the_number_of_threads_changes_no_bit(run_python):
-    run_python(BITS)
+def test_the_number_of_threads_changes_no_bit(run_on):
+    run_on(LIBRARY.instruction_sets[-1], BITS)
 
 
 def test_shapes_and_layouts():

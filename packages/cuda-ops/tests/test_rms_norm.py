@@ -185,8 +185,8 @@ BITS = """
 """
 
 
-def test_the_number_of_threads_changes_no_bit(run_python):
-    run_python(BITS)
+def test_the_number_of_threads_changes_no_bit(run_on):
+    run_on(LIBRARY.instruction_sets[-1], BITS)
 
 
 @pytest.mark.parametrize("shape", [(0, 8), (2, 0, 8), (1, 1), (3, 2, 5, 17)])
