@@ -63,8 +63,9 @@ def test_types_are_computed_once_and_are_those_of_triton():
     assert tensors[1].numel == 8
 
 
-@pytest.mark.parametrize("shape", [[3], [], [2, 1.5]])
+@pytest.mark.parametrize("shape", [[3], [], [2, 1.5], [2, 4.0]])
 def test_a_shape_that_triton_refuses_is_refused_again(shape):
+    assert tl.block_type(tl.float32, [2, 4]).numel == 8
     for _ in range(2):
         with pytest.raises((TypeError, ValueError)):
             tl.block_type(tl.float32, shape)

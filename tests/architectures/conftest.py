@@ -16,9 +16,11 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("slow")
     if "architectures" in config.option.markexpr:
         return
-    kept = [item for item in items if not item.get_closest_marker("architectures")]
-    config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("architectures")])
+    kept, left_out = [], []
+    for item in items:
+        (left_out if item.get_closest_marker("architectures") else kept).append(item)
     items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

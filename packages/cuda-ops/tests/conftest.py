@@ -17,9 +17,11 @@ CSRC = PACKAGE / "csrc"
 SERVER = """
 import contextlib, io, json, sys, textwrap, traceback
 import torch
+threads = torch.get_num_threads()
 for line in sys.stdin:
     printed, error = io.StringIO(), ""
     torch.manual_seed(0)
+    torch.set_num_threads(threads)
     try:
         with contextlib.redirect_stdout(printed):
             exec(textwrap.dedent(json.loads(line)), {"__name__": "__main__"})
@@ -105,7 +107,7 @@ def run_on():
             del processes[instruction_set]
             process.kill()
             process.communicate()
-            pytest.fail(f"no answer within 120 seconds; the process ended with {process.returncode}")
+            pytest.fail(f"the process ended with {process.returncode}" if ready else "no answer within 120 seconds")
         printed, error = json.loads(answer)
         assert not error, error
         return printed

@@ -141,7 +141,7 @@ def test_the_definition_is_the_formula(call):
     row_by_row(call)
 
 
-@pytest.mark.parametrize(("level", "count"), [("native", 150), ("reference", 150), ("torchscript", 40)])
+@pytest.mark.parametrize(("level", "count"), [("native", 500), ("reference", 500), ("torchscript", 40)])
 def test_levels_of_pytorch(level, count):
     drawn(count)(given(call=calls())(lambda call: check(call, level)))()
 

@@ -77,10 +77,10 @@ def _keep_types(core: Any, interpreter: Any) -> None:
 
     def kept_type(self: Any, element_ty: Any, shape: Any) -> None:
         sizes = tuple([size.value if isinstance(size, core.constexpr) else size for size in shape])
-        key = (type(self), element_ty.name, sizes)
+        key = (type(self), element_ty.name, repr(sizes))  # as text: 4.0 equals 4, but is refused
         if key not in types:
             make_type(self, element_ty, shape)
-            types[key] = vars(self) | {"shape": shapes.setdefault(sizes, self.shape)}
+            types[key] = vars(self) | {"shape": shapes.setdefault(key[2], self.shape)}
         vars(self).update(types[key], element_ty=element_ty)
 
     def kept_tensor(self: Any, handle: Any, type: Any) -> None:
