@@ -213,6 +213,22 @@ def test_a_gpu_captures_forward_and_backward_and_reports_a_call_that_waits() -> 
 
 @pytest.mark.gpu
 @needs_gpu
+def test_a_graph_keeps_its_workspace_of_cublas() -> None:
+    """`torch.compile` clears all of them when it records a graph; others then get the memory."""
+    a, b = (torch.randn(size, device="cuda", dtype=torch.bfloat16) for size in ((128, 2048), (2048, 8192)))
+    graph, y = cuda_clock.graph_of(lambda: a @ b)
+    graph.replay()
+    expected = y.clone()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    taken = [torch.full((1 << 20,), 7.0, device="cuda") for _ in range(64)]
+    graph.replay()
+    assert y.equal(expected)
+    assert all(bool((each == 7.0).all()) for each in taken)
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_the_clock_of_a_gpu_tells_the_same_from_ten_percent_more() -> None:
     inputs = [torch.randn(8 * 2**20, device="cuda") for _ in range(4)]
     # All subjects write to the same memory: where a buffer lies can change its time by two percent.

@@ -116,9 +116,9 @@ def test_no_rows(level):
 
 @torch.no_grad()
 @pytest.mark.parametrize("level", ["reference", "triton"])
-@pytest.mark.parametrize("rows", [2, 8, 16])
+@pytest.mark.parametrize("rows", [1, 3, 8, 16])
 def test_the_bits_of_a_row_do_not_depend_on_the_others(rows, level):
-    """Neither on what they hold nor, with several, on how many there are."""
+    """Neither on what they hold nor on how many there are, except that one or two have another kernel than more."""
     available(level)
     x, weight, norm_weight, _, _, residual = make(16, 80)
     call = {"num_heads": 4, "level": level}
@@ -129,10 +129,11 @@ def test_the_bits_of_a_row_do_not_depend_on_the_others(rows, level):
         "norm_gated_linear": lambda k, x: norm_gated_linear(x, weight, norm_weight, level=level),
         "linear_residual": lambda k, x: linear_residual(x, weight, residual[:k], level=level),
     }
+    most = 2 if rows < 3 else 16
     for name, function in functions.items():
-        whole = function(16, x)
-        others = torch.cat((x[:1], 100.0 * torch.randn(15, 80)))
-        assert torch.equal(function(16, others)[0], whole[0]), name
+        whole = function(most, x[:most])
+        others = torch.cat((x[:1], 100.0 * torch.randn(most - 1, 80)))
+        assert torch.equal(function(most, others)[0], whole[0]), name
         if level == "triton":  # PyTorch's products add in another order where there are fewer rows
             assert torch.equal(function(rows, x[:rows]), whole[:rows]), name
     whole = rotary_cache_attention(qkv, *(c.clone() for c in caches), lengths, turns, turns, **call)
@@ -140,7 +141,7 @@ def test_the_bits_of_a_row_do_not_depend_on_the_others(rows, level):
     part[1][1:], part[2][1:] = float("nan"), float("nan")
     found = rotary_cache_attention(*part, turns, turns, **call)
     assert torch.equal(found[0], whole[0])
-    assert found[1:].isnan().any()
+    assert rows == 1 or found[1:].isnan().any()
 
 
 @torch.no_grad()

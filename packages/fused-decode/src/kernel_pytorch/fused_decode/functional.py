@@ -54,8 +54,8 @@ def norm_linear(
         ValueError: more than 16 rows; shapes, devices or values do not fit; the message names the argument.
         RuntimeError: gradients are enabled and a tensor requires one; the level asked for cannot run here.
 
-    At levels "reference" and "triton" on a GPU the bits of a row do not depend on what the other rows hold; one row and
-    several are computed by different kernels, and may differ in rounding.
+    At levels "reference" and "triton" on a GPU the bits of a row do not depend on what the other rows hold; one or two
+    rows are computed by another kernel than more, and may differ in rounding.
     """
     return NORM_LINEAR(x, weight, norm_weight, bias, norm, norm_bias, norm_offset, eps, level)
 

@@ -83,11 +83,12 @@ def project(
         "LONG_OFFSETS": exceeds_int32(weight), "PDL": pdl,
     }  # fmt: skip
     with on_device(x):
-        if m == 1:
-            c = configurations.vector(n, k, x.device)
+        if m <= configurations.VECTOR_ROWS:
+            c = configurations.vector(n, k, gated is not None, x.device)
             vector_kernel[(cdiv(n, c.columns),)](
-                x, weight, out, norm_weight, norm_bias, bias, residual, n,
-                K=k, COLUMNS=c.columns, BLOCK=c.block, **shared, num_warps=c.warps, **_options(pdl),
+                x, weight, out, norm_weight, norm_bias, bias, residual, m, n,
+                K=k, ROWS=next_power_of_2(m), COLUMNS=c.columns, BLOCK=c.block, **shared, num_warps=c.warps,
+                **_options(pdl),
             )  # fmt: skip
             return out
         s = configurations.rows(n, k, gated is not None, x.element_size(), x.device)

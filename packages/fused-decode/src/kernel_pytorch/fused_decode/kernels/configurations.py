@@ -1,7 +1,7 @@
 """Tiles, warps, stages and shares of the kernels: the one place where they are chosen.
 
-Nothing depends on what a cache holds. The number of rows counts only by kernel: one row takes `vector`, more take
-`rows`, padded to 8 or 16; so the bits of a row do not depend on the others as long as their number stays in its class.
+Nothing depends on what a cache holds. The number of rows counts only by kernel: 1 and 2 rows take `vector`, more take
+`rows`, padded to 8 or 16; so the bits of a row do not depend on the others as long as their number keeps its kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kernel_pytorch.fused_decode._core.triton_matmul import architecture, multip
 
 
 class Vector(NamedTuple):
-    """How the product of one row is launched.
+    """How the product of 1 or 2 rows is launched.
 
     Attributes:
         columns: of y that a program writes.
@@ -29,7 +29,7 @@ class Vector(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """How the product of 2 to 16 rows is launched.
+    """How the product of 3 to 16 rows is launched.
 
     Attributes:
         columns: of y in a tile.
@@ -64,27 +64,35 @@ class Attention(NamedTuple):
     splits: int
 
 
+VECTOR_ROWS = 2
 LARGE_SHARED_MEMORY = (90, 100, 103, 110)  # 227 KiB a program
 
 
-def vector(n: int, k: int, device: torch.device) -> Vector:
+def vector(n: int, k: int, gated: bool, device: torch.device) -> Vector:
     """The configuration of `vector_kernel` for a weight (n, k), or (2 n, k) when gated.
 
-    For widths of Llama 3.2 1B within 1 % of the fastest of 3 to 7 that were timed in a whole step on an H100; for those
-    of 3 8B within 4 % of the fastest of 20 that were timed alone on an H200.
+    For widths of Llama 3.2 1B, 3.1 8B and Qwen3 0.6B within 2 % of the fastest of 11 to 18 that were timed for one row
+    in a whole step on an H200.
     """
     if architecture(device) is None:
         return Vector(4, min(64, next_power_of_2(k)), 4)
-    if k >= 4096:
-        return Vector(1, 4096, 4) if n <= 2048 else Vector(2, 2048, 4 if k > n else 8)
-    return Vector(4 if n >= 8192 else 2, min(1024, next_power_of_2(k)), 4)
+    if gated:
+        columns, block, warps = 4, 512, 4 if k > 2048 else 2
+    elif k > 2048:
+        columns, block, warps = (4, 4096, 8) if k > 8192 else (4, 2048, 4)
+    else:
+        columns, block, warps = (4, 1024, 4) if n > 2048 else (1, 1024, 2)
+    block = min(block, next_power_of_2(k))
+    while block > 256 and cdiv(k, block) * block > 1.4 * k:  # the last tile would be nearly empty
+        block //= 2
+    return Vector(columns, block, warps)
 
 
 def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Rows:
     """The configuration of `rows_kernel` for a weight (n, k), or (2 n, k) when gated.
 
-    For widths of Llama 3.2 1B the fastest of those that were timed in a whole step of 8 rows on an H100. Where N gives
-    too few tiles, K is split.
+    For widths of Llama 3.2 1B within 1 % of the fastest of 14 to 25 that were timed in a whole step of 8 rows on an
+    H200, and for those of 3.1 8B within 2 % of a few. Where N gives too few tiles, K is split.
     """
     target = architecture(device)
     if target is None:
@@ -97,30 +105,35 @@ def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Ro
     if target not in LARGE_SHARED_MEMORY:
         return Rows(64, 64, 4, 3, splits, early=False)
     if n >= 12288:
-        return Rows(128, 128, 8, 3, 1, early=True)
+        return Rows(128, 128, 8 if gated else 4, 3, 1, early=True)
     if n > k or gated:
         return Rows(64, 256 if n > k else 128, 4, 3, splits, early=True)
     block = 512 if k < 4096 else 256
-    return Rows(64, block, 4, 2, min(splits, max(1, k // block)), early=True)
+    return Rows(64, block, 4, 3 if 4096 < k <= 8192 else 2, min(splits, max(1, k // block)), early=True)
 
 
 def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: int, itemsize: int,
               device: torch.device) -> Attention:  # fmt: skip
     """The configuration of `attention_kernel`; shares follow from the capacity of the cache.
 
-    For heads of 64 and one row the fastest of 6 to 9 that were timed in a whole step on an H100, at 1k and 8k of
-    context; for 8 rows a neighbour of the fastest, of which 1k had 3 stages and 8k had 64 columns. Programs of one warp
-    need no barriers.
+    For 8 KV heads, 1 and 8 rows, at 1k and 8k of context, within 1 % of the fastest of 5 to 14 that were timed in a
+    whole step on an H200. Programs of one warp need no barriers.
     """
-    if architecture(device) is None:
+    target = architecture(device)
+    if target is None:
         return Attention(16, 4, 1, 2 if capacity > 16 else 1)
     pairs, warps = batch * kv_heads, 2
+    is_short = pairs <= 16 and capacity <= 4096
     if itemsize == 4 or head_size > 128:
         columns, stages = 16, 1 if itemsize == 4 else 2
+    elif target == 90 and pairs <= 16 and not is_short:
+        columns, warps, stages = 16, 1, 3
     elif head_size > 64:
-        columns, stages = 32, 2
+        columns, stages = (64, 1) if is_short else (32, 2)
+    elif is_short:
+        columns, warps, stages = 64, 1, 1
     else:
-        is_short = pairs <= 16 and capacity <= 4096
-        columns, warps, stages = (64, 1, 1) if is_short else (32, 1, 2)
-    wanted = min(64 if head_size <= 64 else 32, cdiv(capacity, 64), 8 // warps * multiprocessors_of(device) // pairs)
+        columns, warps, stages = 64 if capacity > 4096 else 32, 1, 2
+    most = 64 if head_size <= 64 or warps == 1 else 32
+    wanted = min(most, cdiv(capacity, 64), 8 // warps * multiprocessors_of(device) // pairs)
     return Attention(columns, warps, stages, next_power_of_2(max(1, wanted) + 1) // 2)

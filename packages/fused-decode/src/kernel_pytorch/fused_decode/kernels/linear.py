@@ -1,9 +1,9 @@
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
 """Products of 1 to 16 rows with a weight, with the norm ahead of it and what follows it: bound by reading the weight.
 
-A weight is read once, so a kernel is as fast as its bytes in flight. `vector_kernel` multiplies one row on CUDA cores.
-`rows_kernel` multiplies up to 16 rows on tensor cores, with the weight as the M side, so that rows waste no part of a
-tile; it splits K where N gives too few tiles, and the last program of a tile adds the shares in their order.
+A weight is read once, so a kernel is as fast as its bytes in flight. `vector_kernel` multiplies 1 or 2 rows on CUDA
+cores. `rows_kernel` multiplies up to 16 rows on tensor cores, with the weight as the M side, so that rows waste no part
+of a tile; it splits K where N gives too few tiles, and the last program of a tile adds the shares in their order.
 
 With programmatic dependent launch (PDL) a program starts while the kernel ahead still runs. It loads its first tile of
 the weight, which no kernel of a step writes, and then waits, once, before it reads anything else.
@@ -54,20 +54,53 @@ def statistics(x_ptr, row, exists, K: tl.constexpr, BLOCK: tl.constexpr, ROWS: t
 
 
 @triton.jit
+def finish(
+    total, up, y_ptr, bias_ptr, residual_ptr, to, n, exists, N,
+    GATED: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Write a tile of y from its sums: bias, gate, residual and soft cap. `to`: its places; `n`: its columns."""
+    if HAS_BIAS:
+        total += tl.load(bias_ptr + n, n < N, 0.0).to(tl.float32)
+        if GATED != "none":
+            up += tl.load(bias_ptr + N + n, n < N, 0.0).to(tl.float32)
+    if GATED != "none":
+        total = activate(total, GATED) * up
+    if HAS_RESIDUAL:
+        total += tl.load(residual_ptr + to, exists, 0.0).to(tl.float32)
+    if SOFTCAP > 0.0:
+        total = SOFTCAP * tanh(total / SOFTCAP)
+    tl.store(y_ptr + to, total.to(y_ptr.dtype.element_ty), exists)
+
+
+@triton.jit
+def neighbour_sums(x, EACH: tl.constexpr):
+    """Sums of EACH neighbours along the last dimension. A thread has loaded them together, so it keeps one number."""
+    return tl.sum(tl.reshape(x, [x.shape[0], x.shape[1], x.shape[2] // EACH, EACH]), 3)
+
+
+@triton.jit
 def vector_kernel(
-    x_ptr, w_ptr, y_ptr, norm_weight_ptr, norm_bias_ptr, bias_ptr, residual_ptr, N,
-    K: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    EPS: tl.constexpr, GATED: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, norm_weight_ptr, norm_bias_ptr, bias_ptr, residual_ptr, M, N,
+    K: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr,
+    OFFSET: tl.constexpr, EPS: tl.constexpr, GATED: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_NORM_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr, LONG_OFFSETS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row: x (K,), w (N, K), or (2 N, K) when gated: the gates' rows first. This program writes y[COLUMNS]."""
+    """Up to ROWS rows: x (M, K), w (N, K), or (2 N, K) when gated: the gates' rows first; y (M, N).
+
+    This program writes y[:, COLUMNS]. Tiles are (rows, columns, K), with 1 where a tensor lacks the dimension. Sums are
+    kept for EACH elements of K together: with one for each, registers would limit how many programs load at a time.
+    """
     n = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    exists = n < N
-    column = tl.arange(0, BLOCK)
+    exists = (n < N)[None, :, None]
+    row = tl.arange(0, ROWS)
+    row_exists = (row < M)[:, None, None]
+    column = tl.arange(0, BLOCK)[None, None, :]
     start = n.to(tl.int64) if LONG_OFFSETS else n
-    at = start[:, None] * K + column[None, :]
+    at = start[None, :, None] * K + column
+    x_at = row[:, None, None] * K + column
     whole: tl.constexpr = K % BLOCK == 0
-    seen = exists[:, None] if whole else exists[:, None] & (column < K)[None, :]
+    EACH: tl.constexpr = min(BLOCK, 128 // w_ptr.dtype.element_ty.primitive_bitwidth)
+    seen = exists if whole else exists & (column < K)
     w = tl.load(w_ptr + at, seen, 0.0, eviction_policy="evict_first")
     up_ptr = w_ptr
     if GATED != "none":
@@ -77,52 +110,42 @@ def vector_kernel(
         gdc_launch_dependents()
         gdc_wait()
     if NORM == "layer":
-        mean, rstd = statistics(x_ptr, tl.arange(0, 1), tl.arange(0, 1) < 1, K, BLOCK, 1, NORM, EPS)
-    total = tl.zeros([COLUMNS, BLOCK], tl.float32)
-    up = tl.zeros([COLUMNS, BLOCK], tl.float32)
-    square = tl.zeros([BLOCK], tl.float32)
+        mean, rstd = statistics(x_ptr, row, row < M, K, BLOCK, ROWS, NORM, EPS)
+    total = tl.zeros([ROWS, COLUMNS, BLOCK // EACH], tl.float32)
+    up = tl.zeros([ROWS, COLUMNS, BLOCK // EACH], tl.float32)
+    square = tl.zeros([ROWS, 1, BLOCK // EACH], tl.float32)
     for k in tl.static_range(0, K, BLOCK):
         in_row = k + column < K
-        x = (
-            tl.load(x_ptr + k + column).to(tl.float32)
-            if whole
-            else tl.load(x_ptr + k + column, in_row, 0.0).to(tl.float32)
-        )
+        x = tl.load(x_ptr + x_at + k, row_exists if whole else row_exists & in_row, 0.0).to(tl.float32)
         if NORM != "none":
             scale = tl.load(norm_weight_ptr + k + column, in_row, 0.0).to(tl.float32) + OFFSET
             if NORM == "layer":
-                x = (x - tl.max(mean)) * tl.max(rstd) * scale
+                x = (x - mean[:, None, None]) * rstd[:, None, None] * scale
                 if HAS_NORM_BIAS:
                     x += tl.load(norm_bias_ptr + k + column, in_row, 0.0).to(tl.float32)
                 x = tl.where(in_row, x, 0.0)
             else:  # the sum is scaled after the product: one pass over x
-                square += x * x
+                square += neighbour_sums(x * x, EACH)
                 x *= scale
         if k > 0:
-            seen = exists[:, None] if whole else exists[:, None] & in_row[None, :]
+            seen = exists if whole else exists & in_row
             w = tl.load(w_ptr + at + k, seen, 0.0, eviction_policy="evict_first")
             if GATED != "none":
                 u = tl.load(up_ptr + at + k, seen, 0.0, eviction_policy="evict_first")
-        total += w.to(tl.float32) * x[None, :]
+        total += neighbour_sums(w.to(tl.float32) * x, EACH)
         if GATED != "none":
-            up += u.to(tl.float32) * x[None, :]
-    y = tl.sum(total, 1)
-    u_sum = tl.sum(up, 1)
-    if NORM == "rms":
-        r = tl.rsqrt(tl.sum(square) / K + EPS)
-        y *= r
-        u_sum *= r
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + n, exists, 0.0).to(tl.float32)
-        if GATED != "none":
-            u_sum += tl.load(bias_ptr + N + n, exists, 0.0).to(tl.float32)
+            up += neighbour_sums(u.to(tl.float32) * x, EACH)
     if GATED != "none":
-        y = activate(y, GATED) * u_sum
-    if HAS_RESIDUAL:
-        y += tl.load(residual_ptr + n, exists, 0.0).to(tl.float32)
-    if SOFTCAP > 0.0:
-        y = SOFTCAP * tanh(y / SOFTCAP)
-    tl.store(y_ptr + n, y.to(y_ptr.dtype.element_ty), exists)
+        y, up_sum = tl.split(tl.sum(tl.join(total, up), 2))
+    else:
+        y = tl.sum(total, 2)
+        up_sum = y
+    if NORM == "rms":
+        r = tl.rsqrt(tl.sum(square, 2) / K + EPS)
+        y *= r
+        up_sum *= r
+    finish(y, up_sum, y_ptr, bias_ptr, residual_ptr, row[:, None] * N + n[None, :], n[None, :],
+           (row < M)[:, None] & (n < N)[None, :], N, GATED, SOFTCAP, HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
 
 
 @triton.jit
@@ -184,27 +207,6 @@ def sum_shares(
             if HAS_SQUARES:
                 squares += tl.load(square_ptr + (tile * SPLITS + i) * ROWS + row, cache_modifier=".cg")
     return is_last, total, up, squares
-
-
-@triton.jit
-def finish_rows(
-    total, up, y_ptr, bias_ptr, residual_ptr, n, row, exists, row_exists, N,
-    GATED: tl.constexpr, SOFTCAP: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-):  # fmt: skip
-    """Write a tile of y from its sums `(COLUMNS, ROWS)`: bias, gate, residual and soft cap."""
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + n, exists, 0.0).to(tl.float32)[:, None]
-        if GATED != "none":
-            up += tl.load(bias_ptr + N + n, exists, 0.0).to(tl.float32)[:, None]
-    if GATED != "none":
-        total = activate(total, GATED) * up
-    to = row[None, :] * N + n[:, None]
-    written = exists[:, None] & row_exists[None, :]
-    if HAS_RESIDUAL:
-        total += tl.load(residual_ptr + to, written, 0.0).to(tl.float32)
-    if SOFTCAP > 0.0:
-        total = SOFTCAP * tanh(total / SOFTCAP)
-    tl.store(y_ptr + to, total.to(y_ptr.dtype.element_ty), written)
 
 
 @triton.jit
@@ -277,5 +279,5 @@ def rows_kernel(
             r = tl.rsqrt(squares / K + EPS)[None, :]
             total *= r
             up *= r
-        finish_rows(total, up, y_ptr, bias_ptr, residual_ptr, n, row, exists, row_exists, N,
-                    GATED, SOFTCAP, HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+        finish(total, up, y_ptr, bias_ptr, residual_ptr, row[None, :] * N + n[:, None], n[:, None],
+               exists[:, None] & row_exists[None, :], N, GATED, SOFTCAP, HAS_BIAS, HAS_RESIDUAL)  # fmt: skip

@@ -14,7 +14,7 @@ from kernel_pytorch.harness.technique import Case, Cost, Direction, Given, Opera
 
 from .common import BENCH, CUDA, EXEMPTIONS, LOW, SOME, TENSOR_CORES, norm_weight, normal, public
 
-ONE_ROW = "one row is computed by another kernel than several"
+FEW_ROWS = "one or two rows are computed by another kernel than more"
 
 
 def _weight(case: Case, parts: int, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
@@ -74,7 +74,7 @@ def real(activations: Tensor, dtype: torch.dtype, parts: int = 1, norm: bool = T
 def _tests(*others: Point, **sizes: Any) -> Any:
     return grid(
         point("typical", shape=(5, 96), outputs=72, core=True, **sizes, reason="several rows; no size a tile's"),
-        point("one row", shape=(1, 96), outputs=72, core=True, **sizes, reason="the kernel of one row"),
+        point("one row", shape=(1, 96), outputs=72, core=True, **sizes, reason="the kernel of few rows"),
         point("all rows", shape=(16, 128), outputs=64, **sizes, reason="as many rows as there may be; whole tiles"),
         point("bias", shape=(2, 3, 80), outputs=48, bias=True, **sizes, reason="leading dimensions; a bias"),
         point("bias of one row", shape=(1, 1, 80), outputs=48, bias=True, **sizes, reason="a model's batch of one"),
@@ -82,7 +82,9 @@ def _tests(*others: Point, **sizes: Any) -> Any:
         point("odd, one row", shape=(1, 33), outputs=17, **sizes, reason="rows end within a vector"),
         point("one column", shape=(2, 1), outputs=3, dtypes=SOME, **sizes, reason="a product of one number"),
         point("one output", shape=(9, 40), outputs=1, **sizes, reason="a vector as weight; more than 8 rows"),
-        point("long rows", shape=(2, 1500), outputs=8, dtypes=SOME, **sizes, reason="many blocks of K"),
+        point("odd, two rows", shape=(2, 33), outputs=17, **sizes, reason="several rows of the kernel of few"),
+        point("long rows", shape=(3, 1500), outputs=8, dtypes=SOME, **sizes, reason="many blocks of K"),
+        point("long, two rows", shape=(2, 1500), outputs=8, dtypes=SOME, **sizes, reason="many blocks of K"),
         *others,
         dtypes=LOW,
     )
@@ -93,6 +95,7 @@ OF_NORM = (
     point("gemma, one row", shape=(1, 64), outputs=40, norm_offset=1.0, reason="weights around zero"),
     point("layer norm", shape=(4, 64), outputs=40, norm="layer", norm_bias=True, bias=True, reason="mean and bias"),
     point("layer norm, one row", shape=(1, 64), outputs=40, norm="layer", norm_bias=True, reason="mean and bias"),
+    point("layer norm, two rows", shape=(2, 64), outputs=40, norm="layer", norm_bias=True, reason="a mean of each"),
     point("layer norm, no bias", shape=(3, 64), outputs=40, norm="layer", reason="as Cohere's"),
     point("float32 norm", shape=(3, 64), outputs=40, norm_dtype=torch.float32, reason="a weight of another dtype"),
     point("large", shape=(3, 64), outputs=40, gain=3e3, reason="sums of squares beyond float16; normalised first"),
@@ -127,7 +130,7 @@ ROOT = 12.5**0.5
 """Root of the mean of the squares of 3 and 4."""
 EXACT = {"norm": "rms", "eps": 0.0}
 
-_EXEMPTIONS = (*EXEMPTIONS, Exemption(("batch invariance",), ONE_ROW, ("triton",)))
+_EXEMPTIONS = (*EXEMPTIONS, Exemption(("batch invariance",), FEW_ROWS, ("triton",)))
 
 OPERATIONS = [
     Operation(
