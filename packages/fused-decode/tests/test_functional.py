@@ -116,7 +116,7 @@ def test_no_rows(level):
 
 @torch.no_grad()
 @pytest.mark.parametrize("level", ["reference", "triton"])
-@pytest.mark.parametrize("rows", [1, 3, 8, 16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 8, 16])
 def test_the_bits_of_a_row_do_not_depend_on_the_others(rows, level):
     """Neither on what they hold nor on how many there are, except that one or two have another kernel than more."""
     available(level)

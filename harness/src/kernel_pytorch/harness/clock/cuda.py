@@ -198,7 +198,8 @@ def waiting_is_an_error() -> Iterator[None]:
 def graph_of(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Capture a call on the current device, after three that compile and allocate; the graph and what it returned.
 
-    RuntimeError: it cannot be captured, because it waits for the GPU for example.
+    Raises:
+        RuntimeError: it cannot be captured, because it waits for the GPU for example.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -220,7 +221,8 @@ def graph_of(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 def captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
     """Capture like `torch.cuda.graph`, and restore the random generator if that fails.
 
-    A failed capture leaves torch's generator of the device in capture mode, where it raises; its copy is in none.
+    A capture that fails leaves torch's generator of the device in capture mode, and every random number of the process
+    is an error from then on. A copy of its state is not in that mode.
     """
     try:
         with torch.cuda.graph(graph, stream=stream):

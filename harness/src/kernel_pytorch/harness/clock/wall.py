@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -87,13 +86,9 @@ def _in_turns(
         samplers.append(WallSampler(subject, device, launches=launches))
         return samplers[-1]
 
-    subjects = [Subject(name, functools.partial(_run, call), 1, 0) for name, call in calls.items()]
+    subjects = [Subject(name, lambda index, call=call: call(), 1, 0) for name, call in calls.items()]
     timings = measure(subjects, device, rounds=rounds, make_sampler=make_sampler)
     return [(timings[sampler.subject.name], sampler.returned) for sampler in samplers]
-
-
-def _run(call: Callable[[], object], index: int) -> object:
-    return call()
 
 
 def wait_for(device: torch.device) -> None:

@@ -64,14 +64,14 @@ class Attention(NamedTuple):
     splits: int
 
 
-VECTOR_ROWS = 2
+VECTOR_ROWS = 2  # more are faster on tensor cores
 LARGE_SHARED_MEMORY = (90, 100, 103, 110)  # 227 KiB a program
 
 
 def vector(n: int, k: int, gated: bool, device: torch.device) -> Vector:
     """The configuration of `vector_kernel` for a weight (n, k), or (2 n, k) when gated.
 
-    For widths of Llama 3.2 1B, 3.1 8B and Qwen3 0.6B within 2 % of the fastest of 11 to 18 that were timed for one row
+    For widths of Llama 3.2 1B, 3.1 8B and Qwen3 0.6B within 2 % of the fastest of 10 to 18 that were timed for one row
     in a whole step on an H200.
     """
     if architecture(device) is None:
@@ -92,7 +92,7 @@ def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Ro
     """The configuration of `rows_kernel` for a weight (n, k), or (2 n, k) when gated.
 
     For widths of Llama 3.2 1B within 1 % of the fastest of 14 to 25 that were timed in a whole step of 8 rows on an
-    H200, and for those of 3.1 8B within 2 % of a few. Where N gives too few tiles, K is split.
+    H200. Where N gives too few tiles, K is split.
     """
     target = architecture(device)
     if target is None:
