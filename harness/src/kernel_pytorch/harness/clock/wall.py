@@ -86,7 +86,10 @@ def _in_turns(
         samplers.append(WallSampler(subject, device, launches=launches))
         return samplers[-1]
 
-    subjects = [Subject(name, lambda index, call=call: call(), 1, 0) for name, call in calls.items()]
+    def subject(name: str, call: Callable[[], object]) -> Subject:
+        return Subject(name, lambda index: call(), 1, 0)
+
+    subjects = [subject(name, call) for name, call in calls.items()]
     timings = measure(subjects, device, rounds=rounds, make_sampler=make_sampler)
     return [(timings[sampler.subject.name], sampler.returned) for sampler in samplers]
 
