@@ -6,6 +6,8 @@ asks for programmatic dependent launch (`pdl`). What a call computes is the same
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,15 @@ class Workspace:
             self.counters = self.counters.new_zeros(next_power_of_2(counters))
         return self.partials, self.counters
 
+    def of_shares(self, tiles: int, splits: int, columns: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Partial sums and sums of squares of the shares of tiles `(columns, rows)`, and a counter of each tile.
+
+        One share needs no counters, and so no kernel that clears them.
+        """
+        sums = tiles * splits * columns * rows if splits > 1 else 0
+        partials, counters = self.reserve(sums + tiles * splits * rows, tiles if splits > 1 else 0)
+        return partials, partials[sums:], counters
+
 
 def _options(pdl: bool) -> dict[str, bool]:
     return {"launch_pdl": True} if pdl else {}
@@ -73,39 +84,83 @@ def project(
         workspace: scratch memory; None: memory of this call.
         pdl: launch before the kernel ahead has ended: compute capability 9.0 and later.
     """
-    m, k = x.shape
     n = weight.shape[0] // (2 if gated else 1)
     if out is None:
-        out = x.new_empty(m, n)
-    shared = {
+        out = x.new_empty(x.shape[0], n)
+    constants = {
         "NORM": norm or "none", "OFFSET": norm_offset, "EPS": eps, "GATED": gated or "none", "SOFTCAP": softcap or 0.0,
-        "HAS_BIAS": bias is not None, "HAS_NORM_BIAS": norm_bias is not None, "HAS_RESIDUAL": residual is not None,
-        "LONG_OFFSETS": exceeds_int32(weight), "PDL": pdl,
+        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None, "PDL": pdl,
     }  # fmt: skip
+    given = (x, weight, out, norm_weight, norm_bias, bias, residual)
     with on_device(x):
-        if m <= configurations.VECTOR_ROWS:
-            c = configurations.vector(n, k, gated is not None, x.device)
-            vector_kernel[(cdiv(n, c.columns),)](
-                x, weight, out, norm_weight, norm_bias, bias, residual, m, n,
-                K=k, ROWS=next_power_of_2(m), COLUMNS=c.columns, BLOCK=c.block, **shared, num_warps=c.warps,
-                **_options(pdl),
-            )  # fmt: skip
-            return out
-        s = configurations.rows(n, k, gated is not None, x.element_size(), x.device)
-        # The interpreter's products, and those of float32, have no side of 8.
-        narrow = m <= 8 and x.element_size() == 2 and configurations.architecture(x.device) is not None
-        tiles, padded = cdiv(n, s.columns), 8 if narrow else 16
-        sums = tiles * s.splits * (2 if gated else 1) * s.columns * padded if s.splits > 1 else 0
-        scratch = Workspace(x.device) if workspace is None else workspace
-        # One share needs no counters, and so no kernel that clears them.
-        partials, counters = scratch.reserve(sums + tiles * s.splits * padded, tiles if s.splits > 1 else 0)
-        rows_kernel[(tiles, s.splits)](
-            x, weight, out, norm_weight, norm_bias, bias, residual, partials, partials[sums:], counters, m, n,
-            K=k, ROWS=padded, COLUMNS=s.columns, BLOCK=s.block, SPLITS=s.splits,
-            SCALED_AFTER=norm == "rms" and x.dtype != torch.float16, EARLY=s.early, **shared,
-            num_warps=s.warps, num_stages=s.stages, **_options(pdl),
-        )  # fmt: skip
+        if x.shape[0] <= configurations.VECTOR_ROWS:
+            _vector(*given, n, constants)
+        elif takes_ring(x, weight, norm):
+            _ring(*given, n, constants, workspace or Workspace(x.device))
+        else:
+            _rows(*given, n, constants, workspace or Workspace(x.device))
     return out
+
+
+def _vector(
+    x: Tensor, weight: Tensor, out: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, bias: Tensor | None,
+    residual: Tensor | None, n: int, constants: dict[str, Any],
+) -> None:  # fmt: skip
+    m, k = x.shape
+    c = configurations.vector(n, k, constants["GATED"] != "none", x.device)
+    vector_kernel[(cdiv(n, c.columns),)](
+        x, weight, out, norm_weight, norm_bias, bias, residual, m, n,
+        K=k, ROWS=next_power_of_2(m), COLUMNS=c.columns, BLOCK=c.block, HAS_NORM_BIAS=norm_bias is not None,
+        LONG_OFFSETS=exceeds_int32(weight), **constants, num_warps=c.warps, **_options(constants["PDL"]),
+    )  # fmt: skip
+
+
+def _rows(
+    x: Tensor, weight: Tensor, out: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, bias: Tensor | None,
+    residual: Tensor | None, n: int, constants: dict[str, Any], workspace: Workspace,
+) -> None:  # fmt: skip
+    m, k = x.shape
+    c = configurations.rows(n, k, constants["GATED"] != "none", x.element_size(), x.device)
+    # The interpreter's products, and those of float32, have no side of 8.
+    narrow = m <= 8 and x.element_size() == 2 and configurations.architecture(x.device) is not None
+    tiles, padded = cdiv(n, c.columns), 8 if narrow else 16
+    rows_kernel[(tiles, c.splits)](
+        x, weight, out, norm_weight, norm_bias, bias, residual,
+        *workspace.of_shares(tiles, c.splits, weight.shape[0] // n * c.columns, padded), m, n,
+        K=k, ROWS=padded, COLUMNS=c.columns, BLOCK=c.block, SPLITS=c.splits, HAS_NORM_BIAS=norm_bias is not None,
+        SCALED_AFTER=constants["NORM"] == "rms" and x.dtype == torch.bfloat16, EARLY=c.early,
+        LONG_OFFSETS=exceeds_int32(weight), **constants, num_warps=c.warps, num_stages=c.stages,
+        **_options(constants["PDL"]),
+    )  # fmt: skip
+
+
+def takes_ring(x: Tensor, weight: Tensor, norm: str | None) -> bool:
+    """Whether `ring_kernel` multiplies 3 and more rows.
+
+    It is for Hopper and bfloat16, scales sums after the product, and copies rows of 16 bytes and their multiples.
+    """
+    copied = x.shape[1] % 8 == 0 and weight.data_ptr() % 16 == 0 and x.shape[1] <= configurations.LONGEST_RING
+    return copied and x.dtype == torch.bfloat16 and norm != "layer" and configurations.architecture(x.device) == 90
+
+
+def _ring(
+    x: Tensor, weight: Tensor, out: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, bias: Tensor | None,
+    residual: Tensor | None, n: int, constants: dict[str, Any], workspace: Workspace,
+) -> None:  # fmt: skip
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    from .kernels.ring import blocks_of, ring_kernel
+
+    m, k = x.shape
+    padded = 8 if m <= 8 else 16
+    c = configurations.ring(padded, n, k, constants["GATED"] != "none", x.device)
+    tiles, block = cdiv(n, c.columns), [c.columns, c.block]
+    ring_kernel[(c.programs,)](
+        x, TensorDescriptor(weight, list(weight.shape), [k, 1], block, blocks_of(*block)), out, norm_weight, bias,
+        residual, *workspace.of_shares(tiles, c.splits, weight.shape[0] // n * c.columns, padded), m, n,
+        K=k, ROWS=padded, WARPS=4, STAGES=c.stages, SPLITS=c.splits, **constants, num_warps=4,
+        **_options(constants["PDL"]),
+    )  # fmt: skip
 
 
 def attend(

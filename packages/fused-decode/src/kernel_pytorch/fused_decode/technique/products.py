@@ -186,6 +186,6 @@ OPERATIONS = [
 
 CONTRACTS = {
     "vector_kernel": KernelContract(min_load_bits=128),
-    # Gated products of float32, which no tensor core multiplies exactly, keep a few values of two sums on the stack.
-    "rows_kernel": KernelContract(max_spill_bytes=32, min_load_bits=128, matrix_instructions=TENSOR_CORES),
+    "rows_kernel": KernelContract(min_load_bits=128, matrix_instructions=TENSOR_CORES),
+    "ring_kernel": KernelContract(min_load_bits=128, matrix_instructions={"sm_90": "wgmma"}),
 }
