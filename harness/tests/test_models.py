@@ -38,6 +38,7 @@ def test_a_table_and_a_record(tmp_path):
     found = command("vit", "--device", "cpu", *variants, "--rounds", "8", "--json", str(file))
     assert found.exit_code == 0, found.output
     assert "ViT-B/16: training step" in found.output
+    assert "the present kernels, which the record names" in found.output
     assert all(len(line) <= 80 for line in found.output.splitlines() if "│" in line)
     rows = load(file).runs["vit/training"].rows
     assert [row.variant for row in rows] == ["stock", "ours", "ours-gpu-bound"]

@@ -45,6 +45,21 @@ def test_identities_are_compared_where_both_sides_know(change, differs):
     assert one.differs(other) == other.differs(one) == differs
 
 
+def test_kernels_of_all_techniques_are_compiled_ahead_where_no_record_is_of_them(machine, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        provenance, "inspect", lambda techniques, archs: asked.append(([t.name for t in techniques], archs))
+    )
+    techniques = [discover().get(name) for name in ("rmsnorm", "qkv-fusion")]
+    monkeypatch.setattr(
+        provenance, "known", lambda technique, results: None if technique is techniques[1] else "a record"
+    )
+    provenance.compile_ahead(techniques, machine.environment, tmp_path)
+    assert not asked, "a CPU"
+    provenance.compile_ahead(techniques, gpu(machine.environment), tmp_path)
+    assert asked == [(["qkv-fusion"], ["sm_90"])]
+
+
 def test_a_level_in_python_is_its_file_and_the_torch_that_runs_it(toy, machine, tmp_path, monkeypatch):
     before = identify(toy.technique, machine.environment)
     assert list(before) == ["gate/reference", "gate/native", "gate/compile"]

@@ -7,8 +7,10 @@ shared memory that ptxas gave them. Everything else is the syntax tree of the le
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -49,7 +51,7 @@ def identify(
         compiling: whether Triton kernels are compiled where that record is not of the present ones; else they are left
             out.
     """
-    arch = f"sm_{environment.compute_capability.replace('.', '')}" if environment.compute_capability else ""
+    arch = _architecture(environment)
     launched = _launched(technique, arch, results, compiling=compiling) if arch in ARCHITECTURES else {}
     found: dict[str, Identity | None] = {}
     for operation in technique.operations:
@@ -63,6 +65,19 @@ def identify(
             elif i.level not in (Level.TRITON, Level.PEER):
                 found[label] = _written(i)
     return {label: identity for label, identity in found.items() if identity is not None}
+
+
+def compile_ahead(techniques: Iterable[Technique], environment: Environment, results: Path = RESULTS) -> None:
+    """Compile side by side what `identify` would compile one technique after the other."""
+    arch = _architecture(environment)
+    if arch in ARCHITECTURES and find_spec("triton") is not None:
+        with contextlib.suppress(UserError):  # it is of one technique; `identify` meets it again
+            inspect([each for each in techniques if triton_level(each) and known(each, results) is None], [arch])
+
+
+def _architecture(environment: Environment) -> str:
+    """As `kernel-pytorch static` calls that of a device; empty without a GPU."""
+    return f"sm_{environment.compute_capability.replace('.', '')}" if environment.compute_capability else ""
 
 
 def fingerprint(identities: dict[str, Identity]) -> str:

@@ -180,6 +180,9 @@ def _measure(
 ) -> bool:  # fmt: skip
     """Measure, print and keep a work of a model; whether stock or a variant of ours failed."""
     with Steps(spec.name) as steps:
+        if json is not None:
+            steps("the present kernels, which the record names; the first time on a machine takes minutes")
+            measured_from = origin(techniques, device, tiny=spec.is_tiny)
         rows = measure(spec, work, variants, techniques, device, rounds=rounds, on_step=steps)
     for table in tables(rows):
         output.print(table)
@@ -187,7 +190,7 @@ def _measure(
     wrong = failures([row for row in rows if row.variant in ours])
     tell(*wrong, to=messages)
     if json is not None:
-        run = Run(**dict(origin(techniques, device, tiny=spec.is_tiny)), rows=rows)
+        run = Run(**dict(measured_from), rows=rows)
         _keep(json, Record(runs={run_name(spec.name, work.name): run}))
     return bool(wrong)
 

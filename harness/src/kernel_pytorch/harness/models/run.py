@@ -25,7 +25,7 @@ from kernel_pytorch.harness.models.record import Cost, Kernel, Origin, Row
 from kernel_pytorch.harness.models.variants import LIGER, STOCK, Variant, captured
 from kernel_pytorch.harness.models.works import Step, Work, elements_read, gradients_of, prepare, result_of, step_of
 from kernel_pytorch.harness.models.zoo import Model
-from kernel_pytorch.harness.provenance import fingerprint, identify
+from kernel_pytorch.harness.provenance import compile_ahead, fingerprint, identify
 from kernel_pytorch.harness.technique import Technique
 
 RECOMPILES = 64
@@ -206,6 +206,7 @@ def failures(rows: Sequence[Row]) -> list[str]:
 def origin(techniques: Sequence[Technique], device: torch.device, *, tiny: bool) -> Origin:
     """When, where and from which sources a run of now is measured."""
     environment = describe_environment(device)
+    compile_ahead(techniques, environment)
     return Origin(
         date=datetime.date.today().isoformat(),
         environment=environment,

@@ -25,7 +25,7 @@ from kernel_pytorch.harness.technique import Implementation, Level, Technique
 
 # Read when a kernel is decorated (interpreter), and the default of Triton 3.6 to 3.9, which a later one changes.
 ENVIRONMENT = {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1", "CUDA_VISIBLE_DEVICES": ""}
-PROCESSES = 2  # a compiler of today takes gigabytes
+PROCESSES = 8  # at most, and one a core: a compiler of today takes gigabytes
 WORKER = "kernel_pytorch.harness.static.triton_code"
 JUDGING = ("cuda_code.py", "gate.py", "record.py", "table.py")
 """Modules here that an inspection does not depend on."""
@@ -68,7 +68,7 @@ def inspect(
     everything: bool = False,
     on_done: Callable[[Inspection], None] = lambda inspection: None,
 ) -> list[Inspection]:
-    """Compile the Triton kernels of these techniques for these architectures, two at a time where there are two cores.
+    """Compile the Triton kernels of these techniques for these architectures, one on each of up to 8 cores.
 
     Kernels in CUDA C++ are those of the compiled library.
 

@@ -149,7 +149,7 @@ def ring(rows: int, n: int, k: int, gated: bool, device: torch.device) -> Ring:
     room = SHARED_MEMORY - 2 * rows * steps * block  # x is there too
     stages = min(6, room // (2 * columns * block * (2 if gated else 1)))
     most = multiprocessors_of(device)
-    # As many as share the tiles evenly; each has one share of K.
+    # The same number of tiles for each program, or one less, all in one share of K.
     programs = cdiv(cdiv(places, cdiv(places, most)), splits) * splits
     return Ring(columns, block, min(stages, steps) if places == programs else stages, splits, programs)
 
