@@ -121,9 +121,9 @@ def direct(model: Any, inputs: dict[str, torch.Tensor], new: int) -> None:
     decoder = fused_decode.Decoder(model, batch_size=rows, max_length=length + new)
     print(decoder)
     greedy = decoder.generate(**inputs, max_new_tokens=new)
-    end, count = int(greedy[0, length + new // 2]), Count()
-    decoder.generate(**inputs, max_new_tokens=new, eos_token_id=end, streamer=count)
-    print(f"  with token {end} as the end: {count.steps} of {new} steps")
+    ends, count = sorted({*greedy[:, length + new // 2].tolist()}), Count()
+    decoder.generate(**inputs, max_new_tokens=new, eos_token_id=ends, streamer=count)
+    print(f"  with an end token in each row: {count.steps} of {new} steps")
     first, second = (
         decoder.generate(**inputs, max_new_tokens=new, do_sample=True, top_p=0.9, seed=1) for _ in range(2)
     )

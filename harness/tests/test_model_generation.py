@@ -88,7 +88,7 @@ def test_a_wrong_generation_is_seen():
     ("variant", "work", "model", "reason"),
     [
         ("decoder", "decode-1", "llama", "no technique that is installed, or named with --only, has a decoder"),
-        ("decoder", "training", "llama", "for works that decode"),
+        ("decoder", "training", "llama", "by works that decode"),
         ("plain", "decode-1", "gemma2", "does not cover this model"),
         ("autotune", "prefill", "llama", "takes minutes"),
         ("graphs", "generate", "llama", "on a GPU alone"),

@@ -106,6 +106,8 @@ def test_rows_that_ended_are_not_written():
     ({"attention_mask": torch.ones(2, 4)}, ValueError, r"given \(2, 4\); it must have the shape of input_ids"),
     ({"max_new_tokens": 0}, ValueError, "max_new_tokens: given 0; it must be an integer, at least 1"),
     ({"max_new_tokens": 30}, ValueError, "a prompt of 3 and 30 new tokens are 33; .* max_length=32"),
+    ({"pad_token_id": "a"}, TypeError, "pad_token_id: given 'a'; it must be an integer"),
+    ({"input_ids": torch.tensor([[5, 0, 6]]), "attention_mask": None}, ValueError, "inferred from pad_token_id: give"),
     ({"eos_token_id": range(65)}, ValueError, "eos_token_id: given 65; at most 64"),
     ({"do_sample": True, "temperature": 0.0}, ValueError, "temperature: given 0.0; it must be from 1e-30"),
     ({"do_sample": True, "temperature": "1"}, TypeError, "temperature: given str"),
@@ -221,13 +223,13 @@ def test_steps_of_ones_own_are_those_of_generate():
     assert torch.stack(found, 1).equal(expected)
     for _ in range(64 - 7 - 5):
         decoder.step()
-    for others in ((), (decoder.generate,)):  # a generation ends what was started
-        for other in others:
-            decoder.start(ids, mask)
-            other(ids, mask, max_new_tokens=2)
-        with pytest.raises(RuntimeError, match="call start first"):
-            decoder.step()
-    with pytest.raises(ValueError, match="max_length=64"):
+    with pytest.raises(RuntimeError, match="all 64 slots are full"):
+        decoder.step()
+    decoder.start(ids, mask)
+    decoder.generate(ids, mask, max_new_tokens=2)  # ends what was started
+    with pytest.raises(RuntimeError, match="call start first"):
+        decoder.step()
+    with pytest.raises(ValueError, match=r"input_ids: 64 columns leave no room .* max_length=64"):
         decoder.start(torch.ones(1, 64, dtype=torch.int64))
     decoder.revert()
     with pytest.raises(RuntimeError, match="was reverted"):

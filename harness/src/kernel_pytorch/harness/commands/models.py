@@ -184,7 +184,7 @@ def _measure(
             steps("the present kernels, which the record names; the first time on a machine takes minutes")
             measured_from = origin(techniques, device, tiny=spec.is_tiny)
         rows = measure(spec, work, variants, techniques, device, rounds=rounds, on_step=steps)
-    for table in tables(rows):
+    for table in tables(rows, spec.is_tiny):
         output.print(table)
     ours = [STOCK.name, *(each.name for each in VARIANTS if each.ours or each.decoder)]
     wrong = failures([row for row in rows if row.variant in ours])

@@ -51,7 +51,8 @@ class Variant:
             "attention needs more than a causal flag": self.causal and (work.cached or spec.attention is not None),
             "nothing more is replaced: its norms are not those of PyTorch": self.gpu_bound
             and spec.family not in ("gpt2", "bert", "vit"),
-            "a decoder of its own, for works that decode": self.decoder and not work.cached,
+            "its steps are timed by works that decode; ours generates with our decoder": self.decoder
+            and not work.cached,
             "the decoder does not cover this model": self.decoder and spec.family not in decoded,
             "takes minutes, and is for works that decode": self.compiled == "max-autotune" and not decodes,
             "generation is compiled by transformers, or captured by our patch": work.new

@@ -120,7 +120,8 @@ def rotary_cache_attention(
             D is at most 256 at level "triton".
         k_cache: `(rows, HK, L, D)` with L slots for each row, or with block_table pages `(n, HK, page, D)`. Dtype and
             device of qkv; contiguous at level "triton". Slots that hold no key may hold anything, also NaN.
-        v_cache: shape, dtype and device of k_cache. The two must not share memory.
+        v_cache: shape, dtype and device of k_cache. The two must not share memory; views that
+            overlap are not noticed.
         lengths: `(rows,)`, int32: tokens in the cache, which is the position of the new one. A row whose number is
             negative is inactive: it writes nothing, and its result is 0. So is one beyond the positions of cos, or
             without a window beyond the last slot. Values are never checked.

@@ -55,7 +55,7 @@ class Generated:
     def __str__(self) -> str:
         """A line for the decoder, and one for each reason."""
         return "\n".join(
-            [f"decoder: {self.decoded} calls", *(f"transformers: {n} calls, {r}" for r, n in self.left.items())]
+            [f"decoder: {_calls(self.decoded)}", *(f"transformers: {_calls(n)}, {r}" for r, n in self.left.items())]
         )
 
 
@@ -142,6 +142,10 @@ def unpatch(model: torch.nn.Module) -> None:
             module.__dict__.pop(STATE).close()
 
 
+def _calls(n: int) -> str:
+    return "1 call" if n == 1 else f"{n} calls"
+
+
 def report(model: torch.nn.Module) -> Generated:
     """What became of the calls of a patched model's `generate` so far.
 
@@ -149,7 +153,10 @@ def report(model: torch.nn.Module) -> Generated:
         ValueError: the model is not patched.
     """
     if not _is_patched(model):
-        raise ValueError("model: its generate is not patched; what patch(model) returns says why")
+        raise ValueError(
+            "model: its own generate is not patched; what patch(model) returns says why, and names parts that are: "
+            "give one of them"
+        )
     return model.__dict__[STATE].generated  # type: ignore[no-any-return]
 
 
@@ -263,7 +270,8 @@ def _by_name(found: Any, allowed: tuple[str, ...]) -> dict[str, Any]:
     names = [type(each).__name__ for each in found]
     own = all(type(each).__module__.startswith("transformers.") for each in found)
     if not own or names != [name for name in allowed if name in names]:
-        raise ValueError(f"processors or criteria are {', '.join(names)}; allowed are {', '.join(allowed) or 'none'}")
+        others = [name for name in names if name not in allowed] or names
+        raise ValueError(f"the step does not compute {', '.join(others)}")
     return dict(zip(names, found, strict=True))
 
 

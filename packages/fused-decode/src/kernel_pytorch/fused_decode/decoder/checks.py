@@ -67,8 +67,15 @@ def _own_classes(model: Any) -> list[type]:
     return [*itertools.takewhile(lambda kind: not kind.__module__.startswith("transformers."), kinds)]
 
 
-def check_prompt(input_ids: Any, attention_mask: Any, rows: int, vocabulary: int) -> list[int]:
+def check_prompt(input_ids: Any, attention_mask: Any, rows: int, vocabulary: int, inferred: bool = False) -> list[int]:
     """Raise TypeError or ValueError unless a step can go on from this prompt.
+
+    Args:
+        input_ids: the prompt.
+        attention_mask: of it, or None.
+        rows: how many there may be.
+        vocabulary: how many tokens the model has.
+        inferred: whether the mask was made of the prompt, as transformers does.
 
     Returns:
         For each row, how many columns at its left are padding.
@@ -90,10 +97,10 @@ def check_prompt(input_ids: Any, attention_mask: Any, rows: int, vocabulary: int
         raise ValueError(
             f"attention_mask: given {given}; it must have the shape of input_ids, {tuple(input_ids.shape)}"
         )
-    return [_pad(row, mask) for row, mask in enumerate((attention_mask != 0).tolist())]
+    return [_pad(row, mask, inferred) for row, mask in enumerate((attention_mask != 0).tolist())]
 
 
-def _pad(row: int, mask: Sequence[bool]) -> int:
+def _pad(row: int, mask: Sequence[bool], inferred: bool) -> int:
     if not any(mask):
         raise ValueError(f"attention_mask: row {row} is all padding; it must have one token at least")
     pad = mask.index(True)
@@ -101,6 +108,7 @@ def _pad(row: int, mask: Sequence[bool]) -> int:
         raise ValueError(
             f"attention_mask: row {row} has zeros behind its first token; padding must be at the left alone "
             "(padding_side='left' of the tokenizer)"
+            + ("; it was inferred from pad_token_id: give torch.ones_like(input_ids) for none" if inferred else "")
         )
     return pad
 
@@ -118,6 +126,12 @@ def check_sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
         raise ValueError(f"top_p: given {top_p}; it must be from 0 to 1")
     if isinstance(top_k, bool) or not isinstance(top_k, int) or top_k < 0:
         raise ValueError(f"top_k: given {top_k!r}; it must be an integer, at least 1, or 0 for all tokens")
+
+
+def check_pad(pad: Any) -> None:
+    """Raise TypeError unless this is a token."""
+    if isinstance(pad, bool) or not isinstance(pad, int):
+        raise TypeError(f"pad_token_id: given {pad!r}; it must be an integer")
 
 
 def check_seed(seed: Any) -> None:

@@ -17,7 +17,7 @@ from kernel_pytorch.fused_decode._core.device import compute_capability
 
 from . import plain
 from .cache import Caches
-from .checks import check_ends, check_model, check_prompt, check_sampling, check_seed, end_tokens, why_not
+from .checks import check_ends, check_model, check_pad, check_prompt, check_sampling, check_seed, end_tokens, why_not
 from .families import Refused, tables
 from .miniature import recognise
 from .runner import Runner
@@ -64,7 +64,8 @@ class Decoder:
         self.model, self.batch_size, self.max_length = model, batch_size, max_length
         self.level = level_on(device) if level is None else level
         operators, extra = _operators(self.level, device)
-        self._lock, self._room = threading.RLock(), 0
+        self._lock = threading.RLock()
+        self._room: int | None = None  # for further steps; None where nothing was started
         self._thread: int | None = None
         with torch.inference_mode(False), torch.no_grad():  # training may use the weights afterwards
             plan = recognise(model)
@@ -134,14 +135,15 @@ class Decoder:
             int64 `(rows, columns + new)` on the device of `input_ids`.
 
         Raises:
-            TypeError: an argument has another type or dtype, or the model changed.
-            ValueError: a prompt is too long, is all padding, or has padding elsewhere than at the left.
+            TypeError: an argument has another type or dtype; or the model changed, trains, or runs under autocast.
+            ValueError: another argument is not as above; or a prompt is too long, is all padding, or has padding
+                elsewhere than at the left.
             RuntimeError: the logits of a row are NaN or infinite, or the Decoder was reverted.
         """
         config = _generation_config(self.model, eos_token_id, pad_token_id)
         ends, mask = end_tokens(config.eos_token_id), self._mask(input_ids, attention_mask, config)
         pad = config.pad_token_id if config.pad_token_id is not None else next(iter(ends), 0)
-        pads = self.check(input_ids, mask, max_new_tokens, ends)
+        pads = self.check(input_ids, mask, max_new_tokens, ends, attention_mask is None)
         if do_sample:
             check_sampling(temperature, top_k, top_p)
             check_seed(seed)
@@ -164,7 +166,7 @@ class Decoder:
                 "generate: it was called within a call of the same Decoder, such as by a streamer; make another one"
             )
 
-    def check(self, input_ids: Any, mask: Any, new: Any, ends: Sequence[int]) -> list[int]:
+    def check(self, input_ids: Any, mask: Any, new: Any, ends: Sequence[int], inferred: bool = False) -> list[int]:
         """Raise what `generate` raises before anything runs; how many columns of each row are padding."""
         if self._weights is None:
             raise RuntimeError("the Decoder was reverted; make a new one")
@@ -174,10 +176,13 @@ class Decoder:
             reason = f"{name} is not as it was when the Decoder was made; make a new Decoder"
         if reason is not None:
             raise Refused(f"{type(self.model).__name__}: {reason}")
-        pads = check_prompt(input_ids, mask, self.batch_size, self._weights.plan.table.shape[0])
+        pads = check_prompt(input_ids, mask, self.batch_size, self._weights.plan.table.shape[0], inferred)
         if isinstance(new, bool) or not isinstance(new, int) or new < 1:
             raise ValueError(f"max_new_tokens: given {new!r}; it must be an integer, at least 1")
         width = input_ids.shape[1]
+        if width >= self.max_length:
+            raise ValueError(f"input_ids: {width} columns leave no room for a new token; the Decoder was made for "
+                             f"max_length={self.max_length}; make one with more")  # fmt: skip
         if width + new > self.max_length:
             raise ValueError(f"max_new_tokens: a prompt of {width} and {new} new tokens are {width + new}; the Decoder "
                              f"was made for max_length={self.max_length}; make one with more")  # fmt: skip
@@ -192,7 +197,7 @@ class Decoder:
     ) -> Tensor:  # fmt: skip
         """Generate from arguments that were checked; `choice` has what a draw needs, or is None."""
         with self._running():
-            self._room = 0
+            self._room = None
             step, runner, how = self._step, self._runner, _how(choice)
             runner.prepare(how)
             step.ends.fill_(-2)
@@ -229,10 +234,10 @@ class Decoder:
         """Run a prompt, for steps of your own: `step()` then computes a greedy token of each row, without waiting.
 
         Both arguments and their errors are those of `generate`; no token ends a row, and a row whose logits are NaN or
-        infinite is no error. The cache has room for `max_length` tokens.
+        infinite is no error. The cache has room for `max_length` tokens, the first new one included.
         """
         mask = self._mask(input_ids, attention_mask, _generation_config(self.model, None, None))
-        pads = self.check(input_ids, mask, 1, ())
+        pads = self.check(input_ids, mask, 1, (), attention_mask is None)
         with self._running():
             self._runner.prepare("greedy")
             self._step.ends.fill_(-2)
@@ -249,9 +254,10 @@ class Decoder:
         if self._weights is None:
             raise RuntimeError("the Decoder was reverted; make a new one")
         with self._lock:
+            if self._room is None:
+                raise RuntimeError("step: call start first")
             if self._room < 1:
-                raise RuntimeError(f"step: call start first; its prompt and the steps after it have room for "
-                                   f"max_length={self.max_length} tokens")  # fmt: skip
+                raise RuntimeError(f"step: all {self.max_length} slots are full, the max_length of the Decoder")
             self._room -= 1
             self._runner.run("greedy")
 
@@ -358,5 +364,6 @@ def _generation_config(model: Any, eos_token_id: Any, pad_token_id: Any) -> Any:
     if eos_token_id is not None:
         config.eos_token_id = end_tokens(eos_token_id) or None
     if pad_token_id is not None:
+        check_pad(pad_token_id)
         config.pad_token_id = pad_token_id
     return config
