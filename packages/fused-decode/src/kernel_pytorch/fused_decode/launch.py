@@ -23,6 +23,9 @@ from .kernels.rows import add_norm_kernel, embed_kernel
 
 MOST_ROWS = 16
 
+Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""What a product reads and writes: x, weight, out, norm_weight, norm_bias, bias, residual."""
+
 
 class Workspace:
     """Scratch memory of kernels that split their sums: partial sums, and counters that are 0 between launches.
@@ -94,40 +97,35 @@ def project(
     given = (x, weight, out, norm_weight, norm_bias, bias, residual)
     with on_device(x):
         if x.shape[0] <= configurations.VECTOR_ROWS:
-            _vector(*given, n, constants)
+            _vector(given, n, constants)
         elif takes_ring(x, weight, norm):
-            _ring(*given, n, constants, workspace or Workspace(x.device))
+            _ring(given, n, constants, workspace or Workspace(x.device))
         else:
-            _rows(*given, n, constants, workspace or Workspace(x.device))
+            _rows(given, n, constants, workspace or Workspace(x.device))
     return out
 
 
-def _vector(
-    x: Tensor, weight: Tensor, out: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, bias: Tensor | None,
-    residual: Tensor | None, n: int, constants: dict[str, Any],
-) -> None:  # fmt: skip
+def _vector(given: Given, n: int, constants: dict[str, Any]) -> None:
+    x, weight, *_ = given
     m, k = x.shape
     c = configurations.vector(n, k, constants["GATED"] != "none", x.device)
     vector_kernel[(cdiv(n, c.columns),)](
-        x, weight, out, norm_weight, norm_bias, bias, residual, m, n,
-        K=k, ROWS=next_power_of_2(m), COLUMNS=c.columns, BLOCK=c.block, HAS_NORM_BIAS=norm_bias is not None,
+        *given, m, n,
+        K=k, ROWS=next_power_of_2(m), COLUMNS=c.columns, BLOCK=c.block, HAS_NORM_BIAS=given[4] is not None,
         LONG_OFFSETS=exceeds_int32(weight), **constants, num_warps=c.warps, **_options(constants["PDL"]),
     )  # fmt: skip
 
 
-def _rows(
-    x: Tensor, weight: Tensor, out: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, bias: Tensor | None,
-    residual: Tensor | None, n: int, constants: dict[str, Any], workspace: Workspace,
-) -> None:  # fmt: skip
+def _rows(given: Given, n: int, constants: dict[str, Any], workspace: Workspace) -> None:
+    x, weight, *_ = given
     m, k = x.shape
     c = configurations.rows(n, k, constants["GATED"] != "none", x.element_size(), x.device)
     # The interpreter's products, and those of float32, have no side of 8.
     narrow = m <= 8 and x.element_size() == 2 and configurations.architecture(x.device) is not None
     tiles, padded = cdiv(n, c.columns), 8 if narrow else 16
     rows_kernel[(tiles, c.splits)](
-        x, weight, out, norm_weight, norm_bias, bias, residual,
-        *workspace.of_shares(tiles, c.splits, weight.shape[0] // n * c.columns, padded), m, n,
-        K=k, ROWS=padded, COLUMNS=c.columns, BLOCK=c.block, SPLITS=c.splits, HAS_NORM_BIAS=norm_bias is not None,
+        *given, *workspace.of_shares(tiles, c.splits, weight.shape[0] // n * c.columns, padded), m, n,
+        K=k, ROWS=padded, COLUMNS=c.columns, BLOCK=c.block, SPLITS=c.splits, HAS_NORM_BIAS=given[4] is not None,
         SCALED_AFTER=constants["NORM"] == "rms" and x.dtype == torch.bfloat16, EARLY=c.early,
         LONG_OFFSETS=exceeds_int32(weight), **constants, num_warps=c.warps, num_stages=c.stages,
         **_options(constants["PDL"]),
@@ -143,14 +141,12 @@ def takes_ring(x: Tensor, weight: Tensor, norm: str | None) -> bool:
     return copied and x.dtype == torch.bfloat16 and norm != "layer" and configurations.architecture(x.device) == 90
 
 
-def _ring(
-    x: Tensor, weight: Tensor, out: Tensor, norm_weight: Tensor | None, norm_bias: Tensor | None, bias: Tensor | None,
-    residual: Tensor | None, n: int, constants: dict[str, Any], workspace: Workspace,
-) -> None:  # fmt: skip
+def _ring(given: Given, n: int, constants: dict[str, Any], workspace: Workspace) -> None:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     from .kernels.ring import blocks_of, ring_kernel
 
+    x, weight, out, norm_weight, _, bias, residual = given
     m, k = x.shape
     padded = 8 if m <= 8 else 16
     c = configurations.ring(padded, n, k, constants["GATED"] != "none", x.device)

@@ -77,21 +77,52 @@ def _keep_rows(
         for step in gl.static_range(first, min(first + AHEAD, STEPS)):
             k = (split * STEPS + step) * BLOCK + column
             x = gl.load(x_ptr + row * K + k, (row < M) & (k < K), 0.0)
-            if NORM != "none":
-                scale = gl.load(norm_weight_ptr + k, k < K, 0.0)
-                loaded += ((x, scale),)
-            else:
-                loaded += (x,)
+            scale = gl.load(norm_weight_ptr + k, k < K, 0.0) if NORM != "none" else x
+            loaded += ((x, scale),)
         for step in gl.static_range(first, min(first + AHEAD, STEPS)):
+            x, scale = loaded[step - first]
             if NORM != "none":
-                x, scale = loaded[step - first]
                 f = x.to(gl.float32)
                 squares += f * f
                 x = (f * (scale.to(gl.float32) + OFFSET)).to(x.dtype)
-            else:
-                x = loaded[step - first]
             xs.index(step).store(x)
     return gl.sum(squares, 1)
+
+
+@gluon.jit
+def _sum_shares(
+    total, up, squares, partial_ptr, square_ptr, counter_ptr, place, c, r,
+    SPLITS: gl.constexpr, GATED: gl.constexpr, NORM: gl.constexpr,
+):  # fmt: skip
+    """As `sum_shares` of `rows_kernel`, in the layouts of these sums."""
+    COLUMNS: gl.constexpr = total.shape[0]
+    ROWS: gl.constexpr = total.shape[1]
+    SIZE: gl.constexpr = COLUMNS * ROWS * (1 if GATED == "none" else 2)
+    SUMS: gl.constexpr = total.type.layout
+    OF_ROWS: gl.constexpr = squares.type.layout
+    share = c[:, None] * ROWS + r[None, :]
+    tile = place // SPLITS
+    gl.store(partial_ptr + place * SIZE + share, total)
+    if GATED != "none":
+        gl.store(partial_ptr + place * SIZE + COLUMNS * ROWS + share, up)
+    if NORM != "none":
+        gl.store(square_ptr + place * ROWS + r, squares)
+    _barrier()
+    is_last = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
+    _barrier()
+    if is_last:
+        gl.store(counter_ptr + tile, 0)
+        total = gl.zeros([COLUMNS, ROWS], gl.float32, SUMS)
+        up = gl.zeros([COLUMNS, ROWS], gl.float32, SUMS)
+        squares = gl.zeros([ROWS], gl.float32, OF_ROWS)
+        for i in gl.static_range(SPLITS):
+            base = partial_ptr + (tile * SPLITS + i) * SIZE
+            total += gl.load(base + share, cache_modifier=".cg")
+            if GATED != "none":
+                up += gl.load(base + COLUMNS * ROWS + share, cache_modifier=".cg")
+            if NORM != "none":
+                squares += gl.load(square_ptr + (tile * SPLITS + i) * ROWS + r, cache_modifier=".cg")
+    return is_last, total, up, squares
 
 
 @gluon.jit
@@ -131,8 +162,6 @@ def ring_kernel(
     fence_async_shared()
     _barrier()
     c, r = gl.arange(0, COLUMNS, gl.SliceLayout(1, SUMS)), gl.arange(0, ROWS, OF_ROWS)
-    share = c[:, None] * ROWS + r[None, :]
-    SIZE: gl.constexpr = PARTS * COLUMNS * ROWS
     item = 0
     for place in range(first, places, programs):
         total = gl.zeros([COLUMNS, ROWS], gl.float32, SUMS)
@@ -152,26 +181,9 @@ def ring_kernel(
             item += 1
         tile, all_squares, is_last = place // SPLITS, squares, True
         if SPLITS > 1:
-            gl.store(partial_ptr + place * SIZE + share, total)
-            if GATED != "none":
-                gl.store(partial_ptr + place * SIZE + COLUMNS * ROWS + share, up)
-            if NORM != "none":
-                gl.store(square_ptr + place * ROWS + r, squares)
-            _barrier()
-            is_last = gl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == SPLITS - 1
-            _barrier()
-            if is_last:
-                gl.store(counter_ptr + tile, 0)
-                total = gl.zeros([COLUMNS, ROWS], gl.float32, SUMS)
-                up = gl.zeros([COLUMNS, ROWS], gl.float32, SUMS)
-                all_squares = gl.zeros([ROWS], gl.float32, OF_ROWS)
-                for i in gl.static_range(SPLITS):
-                    base = partial_ptr + (tile * SPLITS + i) * SIZE
-                    total += gl.load(base + share, cache_modifier=".cg")
-                    if GATED != "none":
-                        up += gl.load(base + COLUMNS * ROWS + share, cache_modifier=".cg")
-                    if NORM != "none":
-                        all_squares += gl.load(square_ptr + (tile * SPLITS + i) * ROWS + r, cache_modifier=".cg")
+            is_last, total, up, all_squares = _sum_shares(
+                total, up, squares, partial_ptr, square_ptr, counter_ptr, place, c, r, SPLITS, GATED, NORM
+            )
         if is_last:
             if NORM != "none":
                 scale = gl.rsqrt(all_squares / K + EPS)[None, :]
