@@ -63,6 +63,14 @@ def test_without_a_mask_padding_is_what_transformers_takes_for_it(ends):
         assert given.equal(stock(model, torch.where(mask == 0, pad, ids), None, 20, **options))
 
 
+def test_a_prompt_of_int32_gives_int64():
+    model = make("llama")
+    ids, mask = prompt([4, 9])
+    given = Decoder(model, 2, 64).generate(ids.int(), mask, 5)
+    assert given.dtype == torch.int64
+    assert given.equal(Decoder(model, 2, 64).generate(ids, mask, 5))
+
+
 def test_filled_to_the_last_slot():
     model = make("mistral_full")
     ids, mask = prompt([11, 4])

@@ -82,7 +82,7 @@ def check_prompt(input_ids: Any, attention_mask: Any, rows: int, vocabulary: int
     """
     if not isinstance(input_ids, Tensor) or input_ids.dtype not in (torch.int64, torch.int32):
         given = input_ids.dtype if isinstance(input_ids, Tensor) else type(input_ids).__name__
-        raise TypeError(f"input_ids: given {given}; it must be a tensor of torch.int64")
+        raise TypeError(f"input_ids: given {given}; it must be a tensor of torch.int64 or torch.int32")
     if input_ids.dim() != 2 or 0 in input_ids.shape:
         raise ValueError(f"input_ids: shape is {tuple(input_ids.shape)}; it must be (rows, columns), and not empty")
     if input_ids.shape[0] > rows:

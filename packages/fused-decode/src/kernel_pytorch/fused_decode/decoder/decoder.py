@@ -212,8 +212,8 @@ class Decoder:
                 columns = self._columns(how, new, [input_ids.shape[1] - 1 - n for n in pads], {*ends}, pad, streamer)
             finally:
                 step.caches.lengths.fill_(-1)
-        added = torch.tensor(columns, dtype=input_ids.dtype, device=input_ids.device).t()
-        return torch.cat([input_ids, added], 1)
+        added = torch.tensor(columns, dtype=torch.int64, device=input_ids.device).t()
+        return torch.cat([input_ids, added], 1)  # int64 of int32 prompts too
 
     @property
     def tokens(self) -> Tensor:
