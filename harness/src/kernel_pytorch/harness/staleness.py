@@ -115,8 +115,10 @@ def stale_models(record: Models, techniques: Iterable[Technique], identify: Iden
         for package, then in run.identities.items():
             if package not in here:
                 found.append(Stale(f"{name}/{package}", Change.ABSENT, run.date))
-            elif fingerprint(identify(here[package], run.environment)) != then:
-                found.append(Stale(f"{name}/{package}", Change.CODE, run.date))
+            elif fingerprint(now := identify(here[package], run.environment)) != then:
+                compiler = f"Triton {run.environment.triton}"  # another one makes another digest of the same code
+                same = all(i.sources or i.made_by == compiler for i in now.values())
+                found.append(Stale(f"{name}/{package}", Change.CODE if same else Change.MAKER, run.date))
     return found
 
 
