@@ -159,10 +159,11 @@ def test_models_are_listed_where_what_was_patched_in_has_changed(models, toy, mo
     assert stale_models(models, [toy.technique], other) == [Stale("a/training/toy", Change.CODE, DAY), old]
 
 
+@pytest.mark.parametrize("then", ["3.7.1", "3.7.1+build"])
 @pytest.mark.parametrize(("here", "change"), [("3.7.1", Change.CODE), ("3.6.0", Change.MAKER)])
-def test_another_compiler_is_no_change_of_the_code_of_models(models, toy, here, change):
+def test_another_compiler_is_no_change_of_the_code_of_models(models, toy, here, change, then):
     run = models.runs["a/training"]
-    run = run.model_copy(update={"environment": run.environment.model_copy(update={"triton": "3.7.1"})})
+    run = run.model_copy(update={"environment": run.environment.model_copy(update={"triton": then})})
     record = models.model_copy(update={"runs": {"a/training": run}})
     compiled = lambda *_: {"gate/triton": Identity(made_by=f"Triton {here}", kernels={"case": "digest"})}  # noqa: E731
     assert stale_models(record, [toy.technique], compiled) == [Stale("a/training/toy", change, DAY)]

@@ -116,7 +116,8 @@ def stale_models(record: Models, techniques: Iterable[Technique], identify: Iden
             if package not in here:
                 found.append(Stale(f"{name}/{package}", Change.ABSENT, run.date))
             elif fingerprint(now := identify(here[package], run.environment)) != then:
-                compiler = f"Triton {run.environment.triton}"  # another one makes another digest of the same code
+                # One digest holds all kernels, and another compiler makes another one of the same code.
+                compiler = f"Triton {(run.environment.triton or '').partition('+')[0]}"
                 same = all(i.sources or i.made_by == compiler for i in now.values())
                 found.append(Stale(f"{name}/{package}", Change.CODE if same else Change.MAKER, run.date))
     return found
