@@ -358,6 +358,16 @@ def test_a_bar_too_short_to_be_seen_has_its_figure(results, tmp_path, monkeypatc
     assert ">50.00%</text>" not in text
 
 
+def test_long_sizes_of_a_case_leave_room_for_the_bars(results, tmp_path, recwarn):
+    pytest.importorskip("matplotlib", reason="plots need matplotlib")
+    first, *_ = (m for m in results.measurements if m.status == "measured")
+    sizes = {f"number_of_something_{letter}": 1024 for letter in "abcdef"}
+    case = first.case.model_copy(update={"sizes": {**first.case.sizes, **sizes}})
+    long = first.model_copy(update={"case": case})
+    plot(results.model_copy(update={"measurements": (long,)}), tmp_path / "toy.json")
+    assert not [each for each in recwarn if "constrained_layout" in str(each.message)]
+
+
 def test_where_nothing_was_measured_there_is_no_plot(results, tmp_path):
     pytest.importorskip("matplotlib", reason="plots need matplotlib")
     refused = tuple(m for m in results.measurements if m.status != "measured")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ LIMITS = {
     ),
 }
 """What bars show: of files that are older than `Measurement.same_size`, and of others."""
+LABEL = 44
+"""Characters of a case's sizes in a line, so that they leave room for the bars."""
 BAR = 0.13
 """Inches of a bar, the space between the bars of two cases included."""
 SHORT = 0.01
@@ -43,7 +46,7 @@ def plot(results: Results, file: Path) -> list[Path]:
     for (operation, direction, _), group in groups(results).items():
         if any(m.status == "measured" for m in group):
             case = group[0].case
-            label = f"{case.name}\n{case.label.removeprefix(case.name).strip()}"
+            label = f"{case.name}\n{textwrap.fill(case.label.removeprefix(case.name).strip(), LABEL)}"
             operations.setdefault(operation, {}).setdefault(direction, {})[label] = group
     found = []
     with matplotlib.rc_context({"svg.hashsalt": "kernel-pytorch", "font.size": 8}):
@@ -112,19 +115,12 @@ def _panel(axis: Any, cases: Cases, colors: dict[str, str], limits: list[str], *
             share = getattr(m, limited_by)
             if m.time is None or share is None:
                 continue
-            position = levels.index(m.implementation)
+            y, color = base + levels.index(m.implementation), colors[m.implementation]
             # Share and time are inversely proportional, so the ends of the interval change places.
-            low, high = (share * (1 - m.time.median / end) for end in (m.time.high, m.time.low))
-            axis.barh(
-                base + position,
-                100 * share,
-                xerr=[[100 * abs(low)], [100 * abs(high)]],
-                color=colors[m.implementation],
-                height=0.9,
-                error_kw={"elinewidth": 1},
-            )
+            errors = [[100 * abs(share * (1 - m.time.median / end))] for end in (m.time.high, m.time.low)]
+            axis.barh(y, 100 * share, xerr=errors, color=color, height=0.9, error_kw={"elinewidth": 1})
             if share < SHORT:
-                axis.text(1, base + position, f"{share:.2%}", fontsize=6, verticalalignment="center")
+                axis.text(1, y, f"{share:.2%}", fontsize=6, verticalalignment="center")
     axis.set_yticks(ticks, list(cases) if labelled else [""] * len(ticks))
     axis.set_ylim(len(cases) * (len(levels) + 1) - 1, -1)
     axis.axvline(100, color="black", linewidth=0.8)
