@@ -36,8 +36,10 @@ def test_what_it_is_for():
 
 
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("k", [8, 64, 576, 1024, 1152, 2048, 2304, 3072, 4096, 5120, 6912, 8192, 14336, 28672, 32768])
-@pytest.mark.parametrize("n", [1, 64, 1000, 2048, 3072, 14336, 128256])
+@pytest.mark.parametrize(
+    "k", [8, 64, 576, 1024, 1152, 2048, 2304, 2560, 3072, 4096, 5120, 6912, 8192, 14336, 28672, 32768]
+)
+@pytest.mark.parametrize("n", [1, 64, 1000, 2048, 3072, 5120, 9728, 14336, 128256])
 def test_it_fits_and_takes_all_of_k(n, k, gated):
     with mock.patch.object(configurations, "multiprocessors_of", return_value=132):
         few, many = (configurations.ring(rows, n, k, gated, CPU) for rows in (8, 16))
@@ -51,6 +53,19 @@ def test_it_fits_and_takes_all_of_k(n, k, gated):
         assert c.stages * block + 2 * rows * steps * c.block <= 226 * 1024
         assert c.programs % c.splits == 0
         assert c.programs <= min(places, 132 + c.splits)
+
+
+@pytest.mark.parametrize(("n", "k", "gated", "splits"), [
+    (5120, 5120, False, 4),  # 80 tiles: two shares leave multiprocessors without work in the second round
+    (2560, 2048, False, 2),  # four shares of 40 tiles are two rounds
+    (2048, 8192, False, 4),  # 32 tiles, and much of K for each share
+    (12288, 4096, True, 2),  # 192 tiles
+    (14336, 4096, True, 1),  # 224 tiles: two shares fill the rounds no better
+    (3072, 1024, True, 1),  # too little of K to share
+])  # fmt: skip
+def test_shares_that_are_fastest_in_steps(n, k, gated, splits):
+    with mock.patch.object(configurations, "multiprocessors_of", return_value=132):
+        assert configurations.ring(8, n, k, gated, CPU).splits == splits
 
 
 CASES = {

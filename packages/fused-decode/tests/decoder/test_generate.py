@@ -117,6 +117,7 @@ def test_rows_that_ended_are_not_written():
     ({"pad_token_id": "a"}, TypeError, "pad_token_id: given 'a'; it must be an integer"),
     ({"input_ids": torch.tensor([[5, 0, 6]]), "attention_mask": None}, ValueError, "inferred from pad_token_id: give"),
     ({"eos_token_id": range(65)}, ValueError, "eos_token_id: given 65; at most 64"),
+    ({"eos_token_id": [3, 2**70]}, ValueError, "eos_token_id: given .*; each must fit in 64 bits"),
     ({"do_sample": True, "temperature": 0.0}, ValueError, "temperature: given 0.0; it must be from 1e-30"),
     ({"do_sample": True, "temperature": "1"}, TypeError, "temperature: given str"),
     ({"do_sample": True, "top_p": 1.5}, ValueError, "top_p: given 1.5; it must be from 0 to 1"),

@@ -161,6 +161,25 @@ def test_models_that_change(pair):
     assert [*report(patched).left] == ["Gemma2MLP has hooks, which a drop-in would not call"]
 
 
+def test_recorded_outputs_leave_hooks_that_do_not_count(pair):
+    model, patched = pair
+    ids, mask = prompt([4, 9])
+    for options in ({"output_hidden_states": True}, {"output_attentions": True}):
+        given, expected = (each(ids, attention_mask=mask, **options) for each in (patched, model))
+        name = next(iter(options)).removeprefix("output_")
+        assert all(map(torch.equal, given[name], expected[name]))
+    layer = patched.model.layers[0]
+    assert layer._forward_hooks
+    assert stock(patched, ids, mask).equal(stock(model, ids, mask))
+    assert (report(patched).decoded, report(patched).left.total()) == (1, 0)
+    own = layer.register_forward_hook(lambda *_: None)  # beside theirs
+    stock(patched, ids, mask)
+    own.remove()
+    layer.forward = lambda *given, **options: type(layer).forward(layer, *given, **options)
+    stock(patched, ids, mask)
+    assert report(patched).left == {"Gemma2DecoderLayer has hooks, which a drop-in would not call": 2}
+
+
 def test_copies_are_patched_and_pickles_are_not(pair):
     _model, patched = pair
     ids, mask = prompt([4, 9])

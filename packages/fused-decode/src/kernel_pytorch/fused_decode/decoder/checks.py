@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from kernel_pytorch.fused_decode._core.patching import is_autocast_enabled
-from kernel_pytorch.fused_decode._core.stock import why_not_replaceable
+from kernel_pytorch.fused_decode._core.stock import HOOKS, has_foreign_forward, why_not_replaceable
 
 from .families import Refused
 from .step import ENDS
 
 OVERRIDDEN = ("forward", "generate", "_sample", "prepare_inputs_for_generation")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+RECORDS = "transformers.utils.output_capturing"
+"""The module of hooks that stay on layers after a call with output_hidden_states or output_attentions, and that do
+nothing in other calls."""
 
 
 def check_model(model: Any) -> None:
@@ -58,7 +61,13 @@ def why_not(model: Any) -> str | None:
         return "it is in training mode; call model.eval() first"
     if is_autocast_enabled(first.device.type):
         return "autocast is on, which a step does not follow"
-    return why_not_replaceable(modules)
+    return why_not_replaceable(module for module in modules if has_foreign_forward(module) or not _only_records(module))
+
+
+def _only_records(module: torch.nn.Module) -> bool:
+    """Whether a module has hooks, and each of them is one that transformers records outputs with."""
+    hooks = [hook for name in HOOKS for hook in getattr(module, name).values()]
+    return bool(hooks) and all(getattr(hook, "__module__", None) == RECORDS for hook in hooks)
 
 
 def _own_classes(model: Any) -> list[type]:
@@ -151,10 +160,12 @@ def check_ends(ends: Sequence[int]) -> None:
 
 
 def end_tokens(given: Any) -> list[int]:
-    """End tokens as a list, from an integer, a sequence, a tensor or None. Raises TypeError for others."""
+    """End tokens as a list, from an integer, a sequence, a tensor or None; TypeError or ValueError for others."""
     if given is None:
         return []
     found = given.reshape(-1).tolist() if isinstance(given, Tensor) else [given] if isinstance(given, int) else given
     if not isinstance(found, Sequence) or any(isinstance(t, bool) or not isinstance(t, int) for t in found):
         raise TypeError(f"eos_token_id: given {given!r}; it must be an integer, or a list of them")
+    if any(not -(2**63) <= token < 2**63 for token in found):
+        raise ValueError(f"eos_token_id: given {given!r}; each must fit in 64 bits")
     return [*found]

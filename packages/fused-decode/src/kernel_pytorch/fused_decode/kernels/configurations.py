@@ -7,6 +7,7 @@ their number keeps its kernel.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -93,15 +94,17 @@ LARGE_SHARED_MEMORY = (90, 100, 103, 110)  # 227 KiB a program
 def vector(n: int, k: int, gated: bool, device: torch.device) -> Vector:
     """The configuration of `vector_kernel` for a weight (n, k), or (2 n, k) when gated.
 
-    For widths of Llama 3.2 1B, 3.1 8B and Qwen3 0.6B within 2 % of the fastest of 10 to 18 that were timed for one row
-    in a whole step on an H200.
+    For most widths of 18 models, of 0.5 to 14 billion weights, within 1 % of the fastest of 18 that were timed for one
+    row in a whole step on an H200, and within 5 % for all.
     """
     if architecture(device) is None:
         return Vector(4, min(64, next_power_of_2(k)), 4)
     if gated:
         columns, block, warps = 4, 512, 4 if k > 2048 else 2
+    elif k > 8192:
+        columns, block, warps = (2, 2048, 4) if n > 2560 else (4, 4096, 8)
     elif k > 2048:
-        columns, block, warps = (4, 4096, 8) if k > 8192 else (4, 2048, 4)
+        columns, block, warps = 4, 2048, 4
     else:
         columns, block, warps = (4, 1024, 4) if n > 2048 else (1, 1024, 2)
     block = min(block, next_power_of_2(k))
@@ -137,29 +140,42 @@ def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Ro
 def ring(rows: int, n: int, k: int, gated: bool, device: torch.device) -> Ring:
     """The configuration of `ring_kernel` for 8 or 16 rows and a weight (n, k), or (2 n, k) when gated.
 
-    One program a multiprocessor, with all the memory that it has. For widths of Llama 3.2 1B within 1 % of the fastest
-    of 8 to 10 that were timed for each product in a whole step of 8 rows on an H200. The bits of a row depend on blocks
-    and shares, which do not depend on the number of rows.
+    One program a multiprocessor, with all the memory that it has. For most widths of the 18 models within 1 % of the
+    fastest of 3 to 12 that were timed in a whole step of 8 rows on an H200, and within 6 % for all. The bits of a row
+    depend on blocks and shares, which do not depend on the number of rows.
     """
     columns, block = 64, min(128 if gated else 256, max(64, next_power_of_2(k)))
-    tiles, splits = cdiv(n, columns), 1
-    while splits < 8 and (k > MOST_OF_ROW * splits or (tiles * splits < 96 and k >= 1024 * splits)):
-        splits *= 2
+    tiles, most = cdiv(n, columns), multiprocessors_of(device)
+    splits = ring_shares(tiles, k, gated, most)
     steps, places = cdiv(k, splits * block), tiles * splits
     room = SHARED_MEMORY - 2 * rows * steps * block  # x is there too
     stages = min(6, room // (2 * columns * block * (2 if gated else 1)))
-    most = multiprocessors_of(device)
     # The same number of tiles for each program, or one less, all in one share of K.
     programs = cdiv(cdiv(places, cdiv(places, most)), splits) * splits
     return Ring(columns, block, min(stages, steps) if places == programs else stages, splits, programs)
+
+
+@functools.cache
+def ring_shares(tiles: int, k: int, gated: bool, programs: int) -> int:
+    """How many shares of K take the least time.
+
+    A round of all programs takes as long as its share of K and 256 elements more, and each share costs as much as 224
+    elements: fitted to whole steps of 8 rows of the 18 models on an H200.
+    """
+    width, least = 2 if gated else 1, next_power_of_2(cdiv(k, MOST_OF_ROW))
+    return min(
+        (s for s in (1, 2, 4, 8) if s == least or (s > least and k >= s * (1280 if gated else 512))),
+        key=lambda s: cdiv(tiles * s, programs) * (width * k // s + 256) + (224 * width * s if s > 1 else 0),
+    )
 
 
 def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: int, itemsize: int,
               device: torch.device) -> Attention:  # fmt: skip
     """The configuration of `attention_kernel`; shares follow from the capacity of the cache.
 
-    For 8 KV heads, 1 and 8 rows, at 1k and 8k of context, within 1 % of the fastest of 5 to 14 that were timed in a
-    whole step on an H200. Programs of one warp need no barriers.
+    For Llama 3.2 1B, 1 and 8 rows, at 1k and 8k of context, within 1 % of the fastest of 5 to 14 that were timed in a
+    whole step on an H200; for 8 rows of the 18 models, at 1k, within 3 % of 8 to 15. Programs of one warp need no
+    barriers.
     """
     target = architecture(device)
     if target is None:
@@ -167,11 +183,11 @@ def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: i
     pairs, warps = batch * kv_heads, 2
     is_short = pairs <= 16 and capacity <= 4096
     if itemsize == 4 or head_size > 128:
-        columns, stages = 16, 1 if itemsize == 4 else 2
+        columns, stages = 32 if itemsize == 2 and pairs > 16 and capacity <= 4096 else 16, 1 if itemsize == 4 else 2
     elif target == 90 and capacity > 4096 and (pairs <= 16 or head_size <= 64):
         columns, warps, stages = 16, 1, 3
     elif head_size > 64:
-        columns, stages = (64, 1) if is_short else (32, 2)
+        columns, stages = (64, 1) if is_short else (64 if capacity <= 4096 else 32, 2)
     elif is_short:
         columns, warps, stages = 64, 1, 1
     else:
