@@ -18,8 +18,7 @@ from .step import ENDS
 OVERRIDDEN = ("forward", "generate", "_sample", "prepare_inputs_for_generation")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 RECORDS = "transformers.utils.output_capturing"
-"""The module of hooks that stay on layers after a call with output_hidden_states or output_attentions, and that do
-nothing in other calls."""
+"""Hooks of this module stay on layers after a call with output_hidden_states, and do nothing in other calls."""
 
 
 def check_model(model: Any) -> None:

@@ -173,25 +173,26 @@ def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: i
               device: torch.device) -> Attention:  # fmt: skip
     """The configuration of `attention_kernel`; shares follow from the capacity of the cache.
 
-    For Llama 3.2 1B, 1 and 8 rows, at 1k and 8k of context, within 1 % of the fastest of 5 to 14 that were timed in a
-    whole step on an H200; for 8 rows of the 18 models, at 1k, within 3 % of 8 to 15. Programs of one warp need no
-    barriers.
+    For Llama 3.2 1B, 1 and 8 rows, at 1k and 8k of context, within 1 % of the fastest of 5 to 14, timed in a whole
+    step on an H200; for 8 rows of the 18 models, at 1k, within 3 % of 8 to 15. Programs of one warp need no barriers.
     """
     target = architecture(device)
     if target is None:
         return Attention(16, 4, 1, 2 if capacity > 16 else 1)
-    pairs, warps = batch * kv_heads, 2
-    is_short = pairs <= 16 and capacity <= 4096
-    if itemsize == 4 or head_size > 128:
-        columns, stages = 32 if itemsize == 2 and pairs > 16 and capacity <= 4096 else 16, 1 if itemsize == 4 else 2
-    elif target == 90 and capacity > 4096 and (pairs <= 16 or head_size <= 64):
+    pairs, warps, is_long = batch * kv_heads, 2, capacity > 4096
+    is_short = pairs <= 16 and not is_long
+    if itemsize == 4:
+        columns, stages = 16, 1
+    elif head_size > 128:
+        columns, stages = 16 if is_short or is_long else 32, 2
+    elif target == 90 and is_long and (pairs <= 16 or head_size <= 64):
         columns, warps, stages = 16, 1, 3
     elif head_size > 64:
-        columns, stages = (64, 1) if is_short else (64 if capacity <= 4096 else 32, 2)
+        columns, stages = (64, 1) if is_short else (32 if is_long else 64, 2)
     elif is_short:
         columns, warps, stages = 64, 1, 1
     else:
-        columns, warps, stages = 64 if capacity > 4096 else 32, 1, 2
+        columns, warps, stages = 64 if is_long else 32, 1, 2
     most = 64 if head_size <= 64 or warps == 1 else 32
     wanted = min(most, cdiv(capacity, 64), 8 // warps * multiprocessors_of(device) // pairs)
     return Attention(columns, warps, stages, next_power_of_2(max(1, wanted) + 1) // 2)
