@@ -58,6 +58,7 @@ def test_it_fits_and_takes_all_of_k(n, k, gated):
 @pytest.mark.parametrize(("n", "k", "gated", "splits"), [
     (5120, 5120, False, 4),  # 80 tiles: two shares leave multiprocessors without work in the second round
     (2560, 2048, False, 2),  # four shares of 40 tiles are two rounds
+    (2048, 2048, False, 2),  # four shares of 32 tiles are too short
     (2048, 8192, False, 4),  # 32 tiles, and much of K for each share
     (12288, 4096, True, 2),  # 192 tiles
     (14336, 4096, True, 1),  # 224 tiles: two shares fill the rounds no better

@@ -140,14 +140,14 @@ def rows(n: int, k: int, gated: bool, itemsize: int, device: torch.device) -> Ro
 def ring(rows: int, n: int, k: int, gated: bool, device: torch.device) -> Ring:
     """The configuration of `ring_kernel` for 8 or 16 rows and a weight (n, k), or (2 n, k) when gated.
 
-    One program a multiprocessor, with all the memory that it has. For most widths of the 18 models within 1 % of the
-    fastest of 3 to 12 that were timed in a whole step of 8 rows on an H200, and within 6 % for all. The bits of a row
-    depend on blocks and shares, which do not depend on the number of rows.
+    One program a multiprocessor, with all its memory. The bits of a row depend on blocks and shares, not on the number
+    of rows. In steps of 8 rows of the 18 models on an H200, within 6 % of the fastest of 3 to 12, mostly within 1 %.
     """
-    columns, block = 64, min(128 if gated else 256, max(64, next_power_of_2(k)))
-    tiles, most = cdiv(n, columns), multiprocessors_of(device)
-    splits = ring_shares(tiles, k, gated, most)
-    steps, places = cdiv(k, splits * block), tiles * splits
+    columns, most = 64, multiprocessors_of(device)
+    splits = ring_shares(cdiv(n, columns), k, gated, most)
+    is_even = k <= 2048 and k % (512 * splits) == 0
+    block = min(128 if gated else 512 if is_even else 256, max(64, next_power_of_2(k)))
+    steps, places = cdiv(k, splits * block), cdiv(n, columns) * splits
     room = SHARED_MEMORY - 2 * rows * steps * block  # x is there too
     stages = min(6, room // (2 * columns * block * (2 if gated else 1)))
     # The same number of tiles for each program, or one less, all in one share of K.
@@ -159,13 +159,13 @@ def ring(rows: int, n: int, k: int, gated: bool, device: torch.device) -> Ring:
 def ring_shares(tiles: int, k: int, gated: bool, programs: int) -> int:
     """How many shares of K take the least time.
 
-    A round of all programs takes as long as its share of K and 256 elements more, and each share costs as much as 224
+    A round of all programs takes as long as its share of K and 256 elements more, and each share costs as much as 256
     elements: fitted to whole steps of 8 rows of the 18 models on an H200.
     """
     width, least = 2 if gated else 1, next_power_of_2(cdiv(k, MOST_OF_ROW))
     return min(
         (s for s in (1, 2, 4, 8) if s == least or (s > least and k >= s * (1280 if gated else 512))),
-        key=lambda s: cdiv(tiles * s, programs) * (width * k // s + 256) + (224 * width * s if s > 1 else 0),
+        key=lambda s: cdiv(tiles * s, programs) * (width * k // s + 256) + (256 * width * s if s > 1 else 0),
     )
 
 
@@ -173,8 +173,8 @@ def attention(batch: int, kv_heads: int, group: int, head_size: int, capacity: i
               device: torch.device) -> Attention:  # fmt: skip
     """The configuration of `attention_kernel`; shares follow from the capacity of the cache.
 
-    For Llama 3.2 1B, 1 and 8 rows, at 1k and 8k of context, within 1 % of the fastest of 5 to 14, timed in a whole
-    step on an H200; for 8 rows of the 18 models, at 1k, within 3 % of 8 to 15. Programs of one warp need no barriers.
+    In steps on an H200, at 1k of context, within 1 % of the fastest of 8 to 15 for 1 row of the 18 models, and within
+    3 % for 8 rows; at 8k within 1 % for Llama 3.2 1B. Programs of one warp need no barriers.
     """
     target = architecture(device)
     if target is None:
