@@ -265,6 +265,7 @@ def test_a_prompt_with_padding_starts_as_it_generates():
         ({"eos_token_id": [1.5]}, TypeError, "eos_token_id: given .* it must be an integer"),
         ({"eos_token_id": "a"}, TypeError, "eos_token_id: given 'a'"),
         ({"do_sample": True, "seed": 1.5}, TypeError, "seed: given float"),
+        ({"streamer": 3}, TypeError, "streamer: given int; it must have the methods put and end"),
         ({"do_sample": True, "seed": 2**70}, ValueError, "seed: given .* must fit in 64 bits"),
         ({"do_sample": True, "temperature": 1e-50}, ValueError, "temperature: given 1e-50; it must be from 1e-30"),
     ],

@@ -202,8 +202,9 @@ def test_unpatch(pair):
     assert replacements.STATE not in patched.__dict__
     assert all(p.untyped_storage().nbytes() == p.numel() * p.element_size() for p in patched.parameters())
     assert all(a.equal(b) for a, b in zip(model.state_dict().values(), patched.state_dict().values(), strict=True))
-    with pytest.raises(ValueError, match="its own generate is not patched"):
-        report(patched)
+    for other in (patched, 3):
+        with pytest.raises(ValueError, match="its own generate is not patched"):
+            report(other)
     unpatch(patched)
 
 

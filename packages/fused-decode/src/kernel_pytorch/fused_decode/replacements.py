@@ -152,7 +152,7 @@ def report(model: torch.nn.Module) -> Generated:
     Raises:
         ValueError: the model is not patched.
     """
-    if not _is_patched(model):
+    if not isinstance(model, torch.nn.Module) or not _is_patched(model):
         raise ValueError(
             "model: its own generate is not patched; what patch(model) returns says why, and names parts that are: "
             "give one of them"

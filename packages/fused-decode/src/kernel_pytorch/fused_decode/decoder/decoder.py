@@ -148,6 +148,8 @@ class Decoder:
             check_sampling(temperature, top_k, top_p)
             check_seed(seed)
         if streamer is not None:
+            if not hasattr(streamer, "put") or not hasattr(streamer, "end"):
+                raise TypeError(f"streamer: given {type(streamer).__name__}; it must have the methods put and end")
             streamer.put(input_ids.cpu())
         choice = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed} if do_sample else None
         return self.run(input_ids, pads, max_new_tokens, ends, pad, choice, streamer)
