@@ -10,8 +10,8 @@ the widths of Llama 3.2 1B, in bfloat16, and transformers is also measured with 
 """
 
 # %% One line
-# Patch after the model is loaded and on its device. Only `generate` changes: its arguments, defaults and errors stay
-# those of transformers, which also computes what the decoder does not, such as beams.
+# Patch after the model is loaded and on its device. Only `generate` changes: its arguments and defaults stay those of
+# transformers, which also computes what the decoder does not, such as beams.
 # --8<-- [start:patch]
 from __future__ import annotations
 

@@ -73,6 +73,7 @@ THEIRS = {
     "right padding": ({"attention_mask": torch.tensor([[1] * 9, [1] * 8 + [0]])}, "row 1 has zeros behind"),
     "own positions": ({"position_ids": torch.arange(9)[None] + 3}, "position_ids are others"),
     "too many rows": ({"rows": 17}, "17 rows"),
+    "half a token": ({"max_new_tokens": 2.5}, "cannot be interpreted as an integer"),
 }
 
 
@@ -104,6 +105,8 @@ def test_the_same_refusals(pair):
     for model in pair:
         with pytest.raises(ValueError, match="not used by the model"):
             model.generate(prompt([3])[0], nonsense=3)
+        with pytest.raises(RuntimeError, match="probability tensor contains"):
+            model.generate(prompt([3])[0], max_new_tokens=2, do_sample=True, temperature=1e-40)
 
 
 def test_streams_are_those_of_transformers(pair):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from tiny_models import SIZES, make, prompt
+from tiny_models import SIZES, make, prompt, stock
 
 from kernel_pytorch.fused_decode import Decoder
 from kernel_pytorch.fused_decode.decoder import plain
@@ -130,6 +130,24 @@ def test_a_step_that_forgets_a_part_is_refused(part, monkeypatch):
         monkeypatch.setattr(plain, name, forgets)
     with pytest.raises(TypeError, match="compute something else"):
         Decoder(model)
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Ministral3Config"), reason="a newer transformers has it")
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_queries_that_are_scaled_by_their_position(beta):
+    rope = {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 4096,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": beta,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.Ministral3ForCausalLM(transformers.Ministral3Config(**SIZES, rope_parameters=rope)).eval()
+    if beta:
+        with pytest.raises(TypeError, match="compute something else"):
+            Decoder(model)
+    else:
+        ids, mask = prompt([5])
+        expected = stock(model, ids, mask)
+        assert Decoder(model, 1, 64).generate(ids, mask, expected.shape[1] - 5).equal(expected)
 
 
 def test_angles_that_change_with_the_length():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import threading
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from ._core.patching import Patched, _check_model
-from .decoder.checks import check_ends, check_prompt, why_not
+from .decoder.checks import check_ends, check_prompt, check_sampling, why_not
 from .decoder.decoder import ROWS, Decoder
 from .decoder.families import Refused
 from .decoder.miniature import recognise
@@ -224,12 +225,14 @@ def _decode_alone(
 ) -> Any:  # fmt: skip
     try:
         choice = _choice(logits_processor, generation_config.do_sample)
+        if choice is not None:
+            check_sampling(choice["temperature"], choice["top_k"], choice["top_p"])
         criteria = _by_name(stopping_criteria, CRITERIA)
         ends = criteria["EosTokenCriteria"].eos_token_id.tolist() if "EosTokenCriteria" in criteria else []
         other = [name for name, value in model_kwargs.items() if name not in FORWARDED and value is not None]
         if other:
             raise ValueError(f"{other[0]} is given")
-        new = criteria["MaxLengthCriteria"].max_length - input_ids.shape[1]
+        new = operator.index(criteria["MaxLengthCriteria"].max_length) - input_ids.shape[1]
         mask = model_kwargs.get("attention_mask")
         pads = check_prompt(input_ids, mask, ROWS, self.get_input_embeddings().weight.shape[0])
         _check_positions(model_kwargs.get("position_ids"), input_ids.shape[1], pads)

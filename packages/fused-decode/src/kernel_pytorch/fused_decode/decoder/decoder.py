@@ -221,7 +221,7 @@ class Decoder:
     def tokens(self) -> Tensor:
         """The tokens that were chosen last, int64 `(batch_size,)`; the next step begins with what is here.
 
-        The token is 0 where the logits of a row are NaN or infinite.
+        The next step writes over them. The token is 0 where the logits of a row are NaN or infinite.
         """
         return self._step.tokens
 

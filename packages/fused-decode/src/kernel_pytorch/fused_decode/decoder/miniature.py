@@ -142,6 +142,10 @@ def _miniature(model: Any, plan: Plan) -> Any:
             for name, value in (("sliding_window", WINDOW), ("final_logit_softcapping", CAP)):
                 if getattr(other, name, None) is not None:
                     setattr(other, name, value)
+            rope, key = getattr(other, "rope_parameters", None) or {}, "original_max_position_embeddings"
+            for each in (rope, *rope.values()):  # some models have one for each type of layer
+                if isinstance(each, dict) and key in each and each.get("rope_type") != "longrope":  # see `tables`
+                    each[key] = LENGTH // 2  # a model may scale queries from there on
             other.pad_token_id = None
             if other._attn_implementation not in ("eager", "sdpa"):
                 other._attn_implementation = "eager"
